@@ -15,19 +15,19 @@ COMMIT, POSITION = "_cdc_commit", "_cdc_position"
 PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
 # Compared in this order, the columns decide which of two events of one key is later.
 VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
-# Only if deleted rows stay.
+# Whether a row is deleted; only in a mirror whose deleted rows stay.
 # Not `_deleted`: Iceberg reserves that name, and Spark can't compact a table with such a column.
 DELETED = "_is_deleted"
 
-# Only with the history of rows: from which time to which a version was valid, and whether it has no end.
+# Only with the history of rows: the times between which a version of a row was valid, and whether it still is.
 VALID_FROM, VALID_TO, IS_CURRENT = "_valid_from", "_valid_to", "_is_current"
-# In a history of some columns a row is of all records that leave these columns alone: `VERSION` is the last record's,
-# `BEGIN` the first record's, and TIME the last record's time in microseconds. TIME is also the time of an event.
+# In a history of some columns, a row covers successive records that do not change these columns: `VERSION` is the last
+# record's, `BEGIN` the first record's, and TIME the last record's time in microseconds. TIME is also an event's time.
 BEGIN = ("_cdc_begin_commit", "_cdc_begin_position", "_cdc_begin_partition", "_cdc_begin_offset")
 TIME = "_cdc_time"
 
-# If a column that orders plain records has no numbers: bytes in the order of these records. `COMMIT` is then their rank
-# in a merge, and 0 in the table.
+# Bytes in the order of plain records, if a column of `sequence_by` has no numbers. `COMMIT` is then the rank of these
+# bytes during a merge, and 0 in the table.
 SEQUENCE = "_cdc_sequence"
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
@@ -41,14 +41,15 @@ LOG = (GTID, SERVER, MILLIS)
 OLD, BEFORE = "_cdc_old", "_cdc_before__"
 # The whole row before the change, until it is split into those columns.
 IMAGE = "_cdc_image"
-# Notes of the decoder on events that it decodes together, see `cdc.events.notes`: whether a value is left out,
+# Notes of the decoder on the events of a batch, see `cdc.events.notes`: whether an event leaves out a value,
 # whether a deletion contains more than its key, and how many bytes a row takes.
 LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_row_bytes"
 NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 # The number of an event in its batch, if only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
-# Of a plain record with only some of the fields: the columns that it gives; see `cdc.events.presence`.
+# The columns whose fields a plain record has, if records may lack fields; see `cdc.events.presence`.
 GIVEN = "_cdc_given"
+# The columns of decoded events, next to the columns of the row and of the version.
 OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, TIME, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
@@ -60,15 +61,15 @@ _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(
 
 
 def is_kept(name: str) -> bool:
-    """Return whether a name is reserved for a mirror's own columns, since the name begins with `_cdc_`, in any case."""
+    """Return whether a name begins with `_cdc_`, in any case, and so is reserved for a mirror's own columns."""
     return name.lower().startswith("_cdc_")
 
 
 def order_columns(names: Collection[str]) -> tuple[str, ...]:
-    """Return the columns that decide about the order of records, among a table's columns."""
+    """Return the columns that order records, given the names of a table's columns."""
     return (*VERSION, SEQUENCE) if SEQUENCE in names else VERSION
 
 
 def version_schema(names: Sequence[str] = VERSION) -> pa.Schema:
-    """Return the columns of an event's version, `VERSION` or other names for them, with types."""
+    """Return the schema of the four columns of an event's version, named by `names`."""
     return pa.schema(list(zip(names, _VERSION_TYPES.values(), strict=True)))

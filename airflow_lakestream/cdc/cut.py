@@ -32,6 +32,7 @@ EVENT_COLUMNS = pa.schema(
 # The last commit before an event's transaction, in PostgreSQL.
 _COMMIT = r'^\["(?P<commit>\d+)"'
 _GTID = re.compile(r"(?P<source>.*)[-:](?P<number>\d+)")
+# In a number, the file of a binary log (in PostgreSQL the upper half of the LSN) is above these 32 bits.
 _BYTES = 2**32
 
 
@@ -50,11 +51,11 @@ class TransactionStart:
 
 @dataclass
 class PartitionTransactions:
-    """Transactions of a partition, from the records up to `at`.
+    """Transactions of a partition, from the records below the offset `at`.
 
     :param landed: the end of the offsets in the mirror.
     :param at: the first offset that was not read yet.
-    :param starts: by offset, with rising positions. An event that the connector has sent again begins nothing.
+    :param starts: by offset, with rising positions. An event that the connector has sent again is not a start.
     :param alone_at: the greatest position of an event that shows no transaction: a row that a snapshot has read, or the
         first changes after a connector was made, which follow no commit.
     :param other_log: the first event of another binary log, which continues the first one at an earlier position.
@@ -69,23 +70,24 @@ class PartitionTransactions:
     alone_at: int = -1
     other_log: int | None = None
     in_binlog: bool = False
+    # The greatest position of an event in a transaction.
     _top: int = -1
-    # By source of GTIDs, the greatest number.
+    # By source of GTIDs, the greatest transaction number.
     _numbers: dict[str, int] = field(default_factory=dict)
 
     @property
     def reach(self) -> int:
-        """The position below which the events show that all are there; -1 if unknown."""
+        """The position below which the partition has all events, as a later event shows; -1 if unknown."""
         return self.starts[-1].position if self.starts else -1
 
     def end(self, position: int) -> int:
-        """Return the first offset at or above a position, or `at`."""
-        return next((one.offset for one in self.starts if one.position >= position), self.at)
+        """Return the offset of the first transaction at or above a position; without such a transaction, `at`."""
+        return next((start.offset for start in self.starts if start.position >= position), self.at)
 
     def is_ahead(self, position: int) -> bool:
-        """Return whether the mirror has an event that is not below a position, or a row that was read above it."""
-        landed = any(one.offset < self.landed and one.position >= position for one in self.starts)
-        return landed or self.alone_at > position
+        """Return whether the mirror has an event at or above a position, or a snapshot has read a row above it."""
+        has_landed = any(start.offset < self.landed and start.position >= position for start in self.starts)
+        return has_landed or self.alone_at > position
 
     def add(self, offset: int, position: int, transaction: str | None) -> None:
         """Add an event; events come in the order of offsets."""
@@ -100,7 +102,7 @@ class PartitionTransactions:
             self.starts.append(TransactionStart(offset, position, transaction))
 
     def _is_new(self, transaction: str | None) -> bool:
-        """Return whether a GTID has a greater number than all before, and note the number."""
+        """Return whether a GTID has a greater number than its source's earlier GTIDs, and note the number."""
         match = _GTID.fullmatch(transaction or "")
         if match is None or int(match["number"]) <= self._numbers.get(match["source"], -1):
             return False
@@ -108,12 +110,13 @@ class PartitionTransactions:
         return True
 
     def _has_last(self, transaction: str) -> bool:
+        """Return whether the last start is of a transaction: the transaction's further events are no starts."""
         return bool(self.starts) and self.starts[-1].transaction == transaction
 
 
 @dataclass(frozen=True)
 class DatabaseCut:
-    """Position of the database, also as the database writes it, and the ends of the offsets below, by partition."""
+    """Log position of the database as number and text, and each partition's first offset at or above the position."""
 
     position: int
     text: str
@@ -127,57 +130,61 @@ class CutObstacle:
     text: str
 
 
-def take_events(found: PartitionTransactions, batch: RawBatch, decoded: DecoderResult) -> set[str]:
-    """Add the events of a batch to a partition; return the connectors' names (`topic.prefix`) in the events."""
+def take_events(partition: PartitionTransactions, batch: RawBatch, decoded: DecoderResult) -> set[str]:
+    """Add a batch's decoded events to its partition; return the connectors' names (`topic.prefix`) in the events."""
     source, ops = decoded.rows[SOURCE].combine_chunks(), decoded.rows[OP].to_pylist()
-    offsets = np.delete(np.asarray(batch.offsets), [*(one.index for one in decoded.bad), *decoded.filtered]).tolist()
+    offsets = np.delete(np.asarray(batch.offsets), [*(row.index for row in decoded.bad), *decoded.filtered]).tolist()
     commits = pc.struct_field(pc.extract_regex(pc.struct_field(source, "sequence"), _COMMIT), "commit")
     in_binlog = binlog_places(source).to_pylist()
     values = {name: pc.struct_field(source, name).to_pylist() for name in ("lsn", "snapshot", "gtid", "name")}
-    for at, (offset, commit, place) in enumerate(zip(offsets, commits.to_pylist(), in_binlog, strict=True)):
-        is_read = ops[at] == READ and values["snapshot"][at] != "incremental"
-        found.in_binlog |= place is not None
+    for index, (offset, commit, place) in enumerate(zip(offsets, commits.to_pylist(), in_binlog, strict=True)):
+        is_read = ops[index] == READ and values["snapshot"][index] != "incremental"
+        partition.in_binlog |= place is not None
         if is_read or (place is None and commit is None):
-            own = values["lsn"][at] if place is None else place
-            found.alone_at = max(found.alone_at, -1 if own is None else own)
+            position = values["lsn"][index] if place is None else place
+            partition.alone_at = max(partition.alone_at, -1 if position is None else position)
         elif place is None:
-            found.add(offset, int(commit), commit)
-        elif ops[at] != READ:
+            partition.add(offset, int(commit), commit)
+        elif ops[index] != READ:
             # Rows of an incremental snapshot have the stream's place in a binary log, and no transaction.
-            found.add(offset, place, values["gtid"][at])
+            partition.add(offset, place, values["gtid"][index])
     return {name for name in values["name"] if name}
 
 
 def find_cut(
     partitions: Sequence[PartitionTransactions], stored: int | None = None, floors: Mapping[str, int] | None = None
 ) -> DatabaseCut | CutObstacle:
-    """Return the latest cut that is proved and that no mirror has passed, or the obstacle.
+    """Return the latest cut below which all transactions are whole and that no mirror has passed, or the obstacle.
 
     :param partitions: all partitions of all topics, each read up to an end seen after `stored`.
     :param stored: the position of the connector's stored offset; None if unknown.
-    :param floors: the greatest position of a mirror's rows, by topic: the topic may lack the event.
+    :param floors: the greatest position of a mirror's rows, by topic: the topic may have lost the row's event.
     """
-    if (other := next((one for one in partitions if one.other_log is not None), None)) is not None:
-        there = f"{other.topic}[{other.partition}] offset {other.other_log}"
-        return CutObstacle(f"another binary log begins at {there}: land the mirrors past it")
-    known = -1 if stored is None else stored
-    slowest = min(partitions, key=lambda one: max(one.reach, known))
+    for partition in partitions:
+        if partition.other_log is not None:
+            log_start = f"{partition.topic}[{partition.partition}] offset {partition.other_log}"
+            return CutObstacle(f"another binary log begins at {log_start}: land the mirrors past it")
+    stored_position = -1 if stored is None else stored
+    slowest = min(partitions, key=lambda partition: max(partition.reach, stored_position))
     place = f"{slowest.topic}[{slowest.partition}] up to offset {slowest.at}"
-    if (position := max(slowest.reach, known)) < 0:
+    if (position := max(slowest.reach, stored_position)) < 0:
         return CutObstacle(f"{place} has no transaction that shows a position")
-    if slowest.reach > known:
+    if slowest.reach > stored_position:
         if (last := slowest.starts[-1].transaction) is None:
             return CutObstacle(f"the last event of {place} has no GTID, so its transaction is unknown")
         # The transaction may have begun in another topic.
-        position = min(start.position for one in partitions for start in one.starts if start.transaction == last)
-    text = _text_of(position, in_binlog=any(one.in_binlog for one in partitions))
-    ahead = next((one.topic for one in partitions if one.is_ahead(position)), None)
+        starts = (start for partition in partitions for start in partition.starts)
+        position = min(start.position for start in starts if start.transaction == last)
+    text = _text_of(position, in_binlog=any(partition.in_binlog for partition in partitions))
+    ahead = next((partition.topic for partition in partitions if partition.is_ahead(position)), None)
     if topic := next((name for name, floor in (floors or {}).items() if floor >= position), ahead):
         return CutObstacle(f"the mirror of {topic} is beyond position {text}, and {place} shows no later one")
-    return DatabaseCut(position, text, {(one.topic, one.partition): one.end(position) for one in partitions})
+    ends = {(partition.topic, partition.partition): partition.end(position) for partition in partitions}
+    return DatabaseCut(position, text, ends)
 
 
 def _text_of(position: int, *, in_binlog: bool) -> str:
+    """Return a position as the database writes it: the file and the byte of a binary log, or PostgreSQL's LSN."""
     if in_binlog:
         return f"binary log {position // _BYTES}, byte {position % _BYTES}"
     return f"{position // _BYTES:X}/{position % _BYTES:X}"

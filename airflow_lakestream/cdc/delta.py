@@ -15,10 +15,10 @@ from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFiles, MirrorEntries, compacted, entry_files
-from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.pool import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.repair import ChangedSinceAudit, RowRepair
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.stops import column_became_wider
@@ -65,10 +65,12 @@ def entries_of(
     every: bool = False,
     further: Iterable[pa.Field] = (),
 ) -> MirrorEntries:
-    """Return a mirror's entries, in a Delta table; for further parameters see `cdc.iceberg.entries_of`.
+    """Return the entries of a mirror's deleted rows, in a Delta table.
 
     If the table has the entries of a dropped mirror, the first commit takes the place of these entries, and of the
     columns of another key.
+
+    See `cdc.iceberg.entries_of` for further parameters.
 
     :param mirror: the mirror's location.
     :param own_id: the mirror's own id. Entries with another id do not count.
@@ -88,18 +90,20 @@ def entries_of(
         return EntryFiles(entry_files(DeltaHead(tables, head, head.schema), key), head.schema)
 
     def commit(landing: Landing) -> int:
-        adds, made = sink.files, list[Add]()
+        # `written` gets the compacted files of all commit attempts.
+        new_files, written = sink.files, list[Add]()
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             if head is None:
-                return DeltaFileChange(new=adds)
-            look = DeltaHead(tables, head, head.schema, made=made)
+                return DeltaFileChange(new=new_files)
+            entries_head = DeltaHead(tables, head, head.schema, made=written)
             # Entries of a dropped mirror no longer count.
-            few = [] if sink.starts_over(head) else compact(look)
-            return DeltaFileChange(new=adds) if few is None else DeltaFileChange(look.files(), [*adds, *few])
+            compacted_files = [] if sink.starts_over(head) else compact(entries_head)
+            if compacted_files is None:
+                return DeltaFileChange(new=new_files)
+            return DeltaFileChange(entries_head.files(), [*new_files, *compacted_files])
 
-        # `made` has the compacted files of all attempts.
-        return sink.drive(sink.commit_of(landing, stage, made, checks=(files_fit,)))
+        return sink.drive(sink.commit_of(landing, stage, written, checks=(files_fit,)))
 
     return MirrorEntries(open_files, partial(memory.commit_entries, sink, commit))
 
@@ -109,19 +113,19 @@ class DeltaMirror(DeltaSink):
 
     takes_records = False
     # A new table gets its columns from all events of its first commit, since later events may have more columns.
-    refounds = True
-    hands: MergePool = MergeThreads()
+    restarts_at_commit = True
+    pool: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
     # The mirror's id, as noted in the mirror's entries.
     own_id = ""
     _is_of_records = False
 
-    def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
+    def load_notes(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table; return the properties and columns, or None if the table does not exist.
 
-        The look also sets the mirror's id: a new id if the table does not exist. The next `load` takes the same look: a
-        second one could find a table that another run has just created. Raises UnfitTable and CannotReplace for a table
-        whose rows can't be deleted.
+        Sets also the mirror's id: a new id if the table does not exist. The next `load` uses the same look: a second
+        look could find a table that another run has just created. Raises UnfitTable and CannotReplace for a table whose
+        rows can't be deleted.
         """
         (head,) = self._look = (self._tables.open(self._name),)
         self.own_id = uuid.uuid4().hex if head is None else id_of(head)
@@ -130,18 +134,18 @@ class DeltaMirror(DeltaSink):
         check_removable(head)
         return head.properties, head.schema
 
-    def take(self, mirror: MirrorDesign) -> None:
+    def use_design(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on, with the mirror's id in the table's properties."""
         self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self.own_id})
         self._is_of_records = mirror.is_of_records
 
-    def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
+    def start_table(self, mirror: MirrorDesign, events: pa.Table) -> None:
         """Use this design for a new table.
 
         The design has the columns of the first events already, so `events` is not used.
         """
-        self.take(mirror)
-        self._found(None)
+        self.use_design(mirror)
+        self._start_columns(None)
 
     @property
     def is_known(self) -> bool:
@@ -158,10 +162,12 @@ class DeltaMirror(DeltaSink):
 
     def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger; see `MirrorTable.merge`."""
-        (columns, _, order), written = self._layout(), list[Add]()
+        columns, _, order = self._layout()
+        # Gets the files of all commit attempts.
+        written = list[Add]()
         entries = self._entries(mirror, mirror.key or (), landing.lows)
         in_columns = partial(conform, schema=columns)
-        merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
+        merger = merger_of(batch, self._name, mirror, landing, entries, self.pool, written, in_columns)
         # The first rows of a new mirror are committed with the table.
         first = merger.merge(None) if self.head is None else None
         if first is not None and len(first.entries):
@@ -174,39 +180,41 @@ class DeltaMirror(DeltaSink):
                 assert first is not None, "the files fit no missing table"
                 return DeltaFileChange(new=self.write_noting(written, first.rows) if len(first.rows) else [])
             # Another head needs another decision of the merge.
-            at = DeltaHead(self._tables, head, columns, order, written, self._folder)
-            merged = merger.merge(at, lambda: memory.held_by(ledger_store.ledgers(head, self._group).values()))
+            mirror_head = DeltaHead(self._tables, head, columns, order, written, self._folder)
+            merged = merger.merge(mirror_head, lambda: memory.held_by(ledger_store.ledgers(head, self._group).values()))
             merger.remember(merged)
             return DeltaFileChange(merged.out, merged.new)
 
-        # `written` has the files of all attempts.
         commit = self.commit_of(landing, stage, written)
-        return self.drive(replace(commit, checks=(*commit.checks, self._check_same)))
+        return self.drive(replace(commit, checks=(*commit.checks, self._check_id)))
 
     def repair(self, repair: RowRepair, mirror: MirrorDesign, landing: Landing) -> int:
         """Commit a repair in a single version; return the version. Raises ChangedSinceAudit."""
-        (columns, _, order), written = self._layout(), list[Add]()
+        columns, _, order = self._layout()
+        written = list[Add]()
         entries = self._entries(mirror, repair.key, {})
 
-        def is_same(_: DeltaCommit, head: DeltaTableHead | None) -> None:
+        def is_audited(_: DeltaCommit, head: DeltaTableHead | None) -> None:
             if head is None or head.version != repair.head:
                 raise ChangedSinceAudit(self._name)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
-            assert head is not None, "it is the audited one"
-            at = DeltaHead(self._tables, head, columns, order, written, self._folder)
-            made = repair.make(at, mirror.merge_mode, entries)
-            return DeltaFileChange(made.out, made.new)
+            assert head is not None, "is_audited has refused a missing table"
+            result = repair.make(
+                DeltaHead(self._tables, head, columns, order, written, self._folder), mirror.merge_mode, entries
+            )
+            return DeltaFileChange(result.out, result.new)
 
-        return self.drive(self.commit_of(landing, stage, written, checks=(is_same, files_fit)))
+        return self.drive(self.commit_of(landing, stage, written, checks=(is_audited, files_fit)))
 
     def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
-        given, every, further = (self._tables, self._name, self.own_id), mirror.needs_all_entries, mirror.entry_columns
-        return entries_of(*given, self.columns, key, lows, every=every, further=further)
+        every, further = mirror.needs_all_entries, mirror.entry_columns
+        return entries_of(self._tables, self._name, self.own_id, self.columns, key, lows, every=every, further=further)
 
-    def _check_same(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
+    def _check_id(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
+        """Refuse a head with another id than at the look: all rows were replaced meanwhile. Raises StaleFiles."""
         if head is not None and id_of(head) != self.own_id:
-            # Its entries are of the new id; entries of the old one would remove these.
+            # Entries with the old id would remove the entries with the new id.
             raise StaleFiles(self._name, REPLACED)
 
 
@@ -226,8 +234,8 @@ class DeltaSwap:
     def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by those of the rebuilt table, in a single version; see `cdc.swap.TableSwap.exchange`."""
         mirror, head, aside = self._mirror, self._mirror.head, self._tables.open(self._aside)
-        assert head is not None, "it was looked at, and is there"
-        assert aside is not None, "it was built before"
+        assert head is not None, "the look before has found the mirror"
+        assert aside is not None, "the table aside was built before"
         schema = aside.schema
         # Entries of another log, or with other types of key, no longer apply: a new id leaves them behind.
         other_log = is_other_log(aside.properties, held)
@@ -236,46 +244,50 @@ class DeltaSwap:
         design = held.with_key(key)
         notes = {**design.table.notes, MIRROR_ID: mirror.own_id, **note_for(aside.properties, design)}
         columns, target = swapped_columns(head, schema, key)
-        payload = [one for one in columns if one.name not in design.table.metadata.names]
-        made = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
-        mirror.take_design(replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(made, None)))
+        payload = [column for column in columns if column.name not in design.table.metadata.names]
+        new_table = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
+        mirror.take_design(
+            replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(new_table, None))
+        )
         has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
             # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
-        read = DeltaHead(self._tables, aside, schema)
-        self.swap = RowSwap(self._name, columns, read, key, design.rows, other_log, mirror.write_files)
+        aside_head = DeltaHead(self._tables, aside, schema)
+        self.swap = RowSwap(self._name, columns, aside_head, key, design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
-            # With a new id they come last: to add them removes all entries of the old id, which apply until the commit.
-            # After a kill in between, the next run adds them; see `run.resnapshot`.
+            # With a new id the entries come last: adding them removes all entries of the old id, which apply until the
+            # commit. After a kill in between, the next run adds the entries; see `run.resnapshot`.
             self.add_entries(key)
         return version
 
     def add_entries(self, key: Sequence[str]) -> None:
         """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
         aside, mirror = self._tables.open(self._aside), self._mirror
-        assert aside is not None, "it was built before"
+        assert aside is not None, "the table aside was built before"
         read_again = entries_of(self._tables, self._aside, id_of(aside), aside.schema, key)
         add_entries(read_again, entries_of(self._tables, self._name, mirror.own_id, mirror.columns, key))
 
     def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet, target: DeltaTarget) -> int:
-        def not_ahead(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
-            if head is not None and (more := beyond(ledger_store.read_ledger(head, commit.group), landing, reach)):
-                raise LedgerConflict(commit.table, more)
+        """Commit the swap's rows; return the version. Raises LedgerConflict if the mirror is ahead of the new rows."""
+
+        def is_within_reach(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+            if head is not None and (ahead := beyond(ledger_store.read_ledger(head, commit.group), landing, reach)):
+                raise LedgerConflict(commit.table, ahead)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             assert head is not None, "the files fit no missing table"
             mirror = DeltaHead(self._tables, head, head.schema)
             return DeltaFileChange(mirror.files(), swap.make(mirror))
 
-        checks = (files_fit, ledger_allows, not_ahead)
+        checks = (files_fit, ledger_allows, is_within_reach)
         commit = self._mirror.commit_of(landing, stage, swap.written, checks=checks, target=target)
         return self._mirror.drive(commit)
 
 
 def swapped_columns(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:
-    """Return a mirror's columns with these new rows, and the target for the next version.
+    """Return a mirror's columns after the exchange of its rows, and the target for the next version.
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned by a column whose
     type changes.
@@ -283,30 +295,33 @@ def swapped_columns(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) 
     :param new: the columns of the new rows.
     :param key: the columns of the new key.
     """
-    wanted, held = {one["name"]: one for one in delta_fields(new)}, to_schema(head.schema, "table")
+    new_fields = {field["name"]: field for field in delta_fields(new)}
+    old_types, new_types = to_schema(head.schema, "table"), to_schema(new)
     fields, columns, texts = list[Mapping[str, Any]](), list[pa.Field](), list[str]()
-    for one in head.fields:
-        name, column = one["name"], head.schema.field(one["name"])
-        other = wanted.pop(name, None)
-        required = is_required(
-            name, key, held=not one["nullable"], new=other is not None and not new.field(name).nullable
-        )
-        field = dict(one)
-        if other is not None and not fits(to_schema(new).find_field(name).field_type, held.find_field(name).field_type):
+    for old_field in head.fields:
+        name, column = old_field["name"], head.schema.field(old_field["name"])
+        new_field = new_fields.pop(name, None)
+        is_new_required = new_field is not None and not new.field(name).nullable
+        required = is_required(name, key, old=not old_field["nullable"], new=is_new_required)
+        field = dict(old_field)
+        if new_field is not None and not fits(
+            new_types.find_field(name).field_type, old_types.find_field(name).field_type
+        ):
             if name in head.partitions:
                 raise CannotSwap(head.table, f"it is partitioned by {name}, which has another type now.")
             texts.append(f"column {name} {column.type} becomes {new.field(name).type}")
-            field, column = {**one, "type": other["type"]}, new.field(name)
+            field, column = {**old_field, "type": new_field["type"]}, new.field(name)
         fields.append({**field, "nullable": not required})
         columns.append(column.with_nullable(not required))
-    for name, other in wanted.items():
+    for name, new_field in new_fields.items():
         texts.append(f"add column {name} {new.field(name).type}")
-        fields.append({**other, "nullable": name not in key})
+        fields.append({**new_field, "nullable": name not in key})
         columns.append(new.field(name).with_nullable(name not in key))
     return pa.schema(columns), DeltaTarget(head, fields, head.partitions, tuple(texts))
 
 
 def _types_of_key(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
+    """Return name and type of each column of the key that the schema has."""
     return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
 
 
@@ -328,11 +343,9 @@ def drop(tables: DeltaTableAccess, *names: str) -> None:
         if tables.open(name) is None:
             continue
         store = tables.store(name)
-        paths = [item["path"] for part in obstore.list(store) for item in part]
-        for is_log in (False, True):
-            for path in paths:
-                if path.startswith("_delta_log/") is is_log:
-                    obstore.delete(store, path)
+        paths = [item["path"] for page in obstore.list(store) for item in page]
+        for path in sorted(paths, key=lambda path: path.startswith("_delta_log/")):
+            obstore.delete(store, path)
 
 
 def mirror_swap(

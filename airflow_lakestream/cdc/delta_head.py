@@ -66,8 +66,8 @@ class DeltaHead:
 
     def nulls_in(self, file: Add, column: str) -> int | None:
         """Return how many rows have no value in a column, or None if unknown."""
-        found: int | None = (file["stats"].get("nullCount") or {}).get(column)
-        return found
+        nulls: int | None = (file["stats"].get("nullCount") or {}).get(column)
+        return nulls
 
     def bytes_in(self, file: Add) -> int:
         """Return a file's size in bytes."""
@@ -92,8 +92,16 @@ class DeltaHead:
 
     def write(self, rows: pa.Table) -> Sequence[Add]:
         """Write rows as files of the mirror; return the files, and note the files in `made`."""
-        layout, name = (self.schema, self.head.partitions, self.order), (uuid.uuid4().hex, itertools.count())
-        files = write_files(self._store, *layout, rows, *name, folder=self.folder)
+        files = write_files(
+            self._store,
+            self.schema,
+            self.head.partitions,
+            self.order,
+            rows,
+            uuid.uuid4().hex,
+            itertools.count(),
+            folder=self.folder,
+        )
         self.made.extend(files)
         return files
 

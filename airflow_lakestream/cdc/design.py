@@ -23,7 +23,7 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 
-# By whether a table only gets rows of new keys.
+# The rows of a mirror in words, by `insert_only`.
 _ROWS = {True: "first records", False: "newest records"}
 
 
@@ -37,10 +37,10 @@ class MirrorDesign:
     :param out_of_range: the policy for values that a column's type can't hold.
     :param renamed: the mirror's column names, by the names in the database and in the records' keys.
     :param source_tables: a regular expression that matches the source's tables, if there are several.
-    :param merge_mode: how changed rows come into the table.
+    :param merge_mode: whether files with changed rows are rewritten, or their rows deleted in place.
     :param is_key_given: whether the user names the key.
-    :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
-        was made; None if unknown.
+    :param record_key: the columns of the records' keys, as noted when the mirror was made; None if unknown.
+    :param source_table: the source's table, as noted when the mirror was made; None if unknown.
     :param logs: the binary logs that were followed, as noted with the last landing.
     :param auditor: checks rows before the commit, if any.
     :param sequence_by: for a mirror of plain records, the columns that order them; empty if offsets alone do. None for
@@ -100,7 +100,7 @@ class MirrorDesign:
         return self.sequence_by is not None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
-        """Return the design with the key and the notes of an existing mirror.
+        """Return the design, completed by the key and the notes of an existing mirror.
 
         Raises InvalidArgument if the table is not a mirror, or if the user's arguments contradict the notes. Without a
         key in the arguments, the mirror's key must have the columns that the records' keys had.
@@ -212,7 +212,7 @@ class MirrorDesign:
 
 
 def strategy_noted(note: Mapping[str, Any]) -> RowStrategy:
-    """Return the rows of a key, by the mirror's note."""
+    """Return the strategy for the rows of a key, by the mirror's note."""
     flags = {name: bool(note.get(name)) for name in ("soft_delete", "history")}
     return RowStrategy.of(**flags, by_columns=bool(note.get("history_columns")))
 
@@ -223,7 +223,7 @@ def key_noted(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def sequence_noted(note: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the columns that order a mirror's records, by the mirror's note; None if it is not of plain records."""
+    """Return the columns that order a mirror's records, by the mirror's note; None for a database's table."""
     return tuple(note["sequence_by"]) if is_of_records(note) else None
 
 
@@ -250,6 +250,7 @@ def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:
 
 
 def _with_required(schema: Schema, key: tuple[str, ...]) -> Schema:
+    """Return the schema with required columns of the key, which are also Iceberg's identifier fields if allowed."""
     fields = [field.model_copy(update={"required": True}) if field.name in key else field for field in schema.fields]
     kinds = {field.field_id: field.field_type for field in fields if field.name in key}
     # Iceberg allows no floating-point number in a row's identity; the mirror's own note has the key all the same.

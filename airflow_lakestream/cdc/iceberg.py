@@ -26,11 +26,11 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFiles, MirrorEntries, compacted, entry_files
-from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.history import merger_of
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, REPLACED, SUFFIX
 from airflow_lakestream.cdc.merge.merge import MergeResult
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.pool import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.repair import ChangedSinceAudit, RowRepair
 from airflow_lakestream.cdc.merge.values import Borrowed
 from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
@@ -75,7 +75,7 @@ def entries_of(
     every: bool = False,
     further: Iterable[pa.Field] = (),
 ) -> MirrorEntries:
-    """Return a mirror's entries, in an Iceberg table.
+    """Return the entries of a mirror's deleted rows, in an Iceberg table.
 
     Entries with another id are of a dropped mirror of the same name, and do not count: the first commit takes their
     place, and the place of the columns of another key.
@@ -85,9 +85,10 @@ def entries_of(
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
-    :param every: whether all entries of a key are needed, and `further` their columns next to key and version.
+    :param every: whether all entries of a key are needed, not only the last one.
+    :param further: the entries' columns next to key and version.
     """
-    own_id, columns = mirror_id(mirror.metadata), Schema(*(mirror.schema().find_field(one) for one in key))
+    own_id, columns = mirror_id(mirror.metadata), Schema(*(mirror.schema().find_field(column) for column in key))
     # The key's types may become wider, as in the mirror's table.
     design = memory.design_of_entries(arrow_schema(columns), own_id, SchemaEvolution.WIDEN, further)
     own_name = f"{name}{SUFFIX}"
@@ -105,7 +106,7 @@ def entries_of(
     sink.starts_over = change_of_key
 
     def open_files() -> EntryFiles | None:
-        # `add` takes the table of this look.
+        # `add` uses this look, too.
         table = sink.look()
         if table is None or is_of_dropped_mirror(table):
             return None
@@ -124,7 +125,7 @@ def _commit_compacting(
     compact: Callable[[IcebergHead], list[DataFile] | None],
     landing: Landing,
 ) -> int:
-    """Commit the taken entries; return the snapshot's id.
+    """Commit the entries written to the sink; return the snapshot's id.
 
     In an existing table, the same commit compacts files. If the table has the entries of a dropped mirror, the commit
     removes these entries.
@@ -146,16 +147,16 @@ class IcebergMirror(IcebergSink):
     """`cdc.mirror.MirrorTable` in Iceberg."""
 
     takes_records = False
-    refounds = False
-    hands: MergePool = MergeThreads()
+    restarts_at_commit = False
+    pool: MergePool = MergeThreads()
     staging: StagedEventFiles = handover
     # Only an audit, which may lack the first events, sets it; see `cdc.merge.values.RowValues`.
     borrowed: Borrowed | None = None
 
-    def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
+    def load_notes(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the properties and columns, or None if the table does not exist.
 
-        The next `load` takes the same look: a second one could find a table that another run has just created. Raises
+        The next `load` takes the same look: a second look could find a table that another run has just created. Raises
         the errors of `fitness` for an unfit table.
         """
         if (table := self.look(keeps_missing=True)) is None:
@@ -163,11 +164,11 @@ class IcebergMirror(IcebergSink):
         fitness.check_metadata(table.metadata, self._name)
         return table.metadata.properties, arrow_schema(table.metadata.schema())
 
-    def take(self, mirror: MirrorDesign) -> None:
+    def use_design(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""
         self._design = mirror.table
 
-    def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
+    def start_table(self, mirror: MirrorDesign, events: pa.Table) -> None:
         """Stage a table with the columns of the first events, in place of a table staged before."""
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
@@ -190,7 +191,7 @@ class IcebergMirror(IcebergSink):
 
         Raises StaleFiles if the table's schema was changed meanwhile, so that a column can't get its type.
         """
-        assert self._change is not None, "it was loaded"
+        assert self._change is not None, "load has set the change"
         before = self._change.texts
         self._change, problems = self._change.and_then(fields_from_arrow(wanted, "rows"), SchemaEvolution.WIDEN)
         if problems:
@@ -202,7 +203,7 @@ class IcebergMirror(IcebergSink):
         target, written = self.target(), list[DataFile]()
         entries = self._entries(mirror, mirror.key or (), landing.lows)
         in_columns = partial(conform, schema=target.schema())
-        merger = merger_of(batch, self._name, mirror, landing, entries, self.hands, written, in_columns)
+        merger = merger_of(batch, self._name, mirror, landing, entries, self.pool, written, in_columns)
         merger.borrowed = self.borrowed
         if not self.is_there:
             merged = merger.merge(None)
@@ -217,7 +218,7 @@ class IcebergMirror(IcebergSink):
         # Called for each commit attempt: another head needs another decision of the merge.
         def rewrite(table: Table) -> FileRewrite:
             if mirror_id(table.metadata) != mirror_id(target.metadata):
-                # Its entries are of the new id; entries of the old one would remove these.
+                # Entries with the old id would remove the entries with the new id.
                 raise RefusalCarrier(StaleFiles(self._name, REPLACED))
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             merged = merger.merge(head, lambda: memory.held_by(ledger_store.ledgers(table, self._group).values()))
@@ -235,8 +236,8 @@ class IcebergMirror(IcebergSink):
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             return _changed_files(repair.make(head, mirror.merge_mode, entries))
 
-        same = partial(with_fit, check=head_is(repair.head, ChangedSinceAudit))
-        return self.rewrite(landing, rewrite, written, same)
+        only_audited = partial(with_fit, check=head_is(repair.head, ChangedSinceAudit))
+        return self.rewrite(landing, rewrite, written, only_audited)
 
     def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
         every, further = mirror.needs_all_entries, mirror.entry_columns
@@ -247,8 +248,8 @@ def _changed_files(merged: MergeResult) -> FileRewrite:
     """Return the removed and new files of a merge, with delete files."""
     new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
     # A new delete file has the deletions of the earlier delete files of its data file, too: the commit removes these.
-    deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
-    return FileRewrite([*with_deletes(merged.out), *deletes], new)
+    old_deletes = [file for task, _ in merged.deleted for file in own_deletes(task)]
+    return FileRewrite([*with_deletes(merged.out), *old_deletes], new)
 
 
 def mirror_sink(catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: Any) -> Mirror:
@@ -267,8 +268,8 @@ def swapping(commit: TableCommit, reach: RangeSet) -> TableCommit:
 
     def is_within_reach(commit: TableCommit, head: Table) -> None:
         ledger = ledger_store.read_ledger(head, commit.group)
-        if more := beyond(ledger, commit.landing, reach):
-            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(head), more))
+        if ahead := beyond(ledger, commit.landing, reach):
+            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(head), ahead))
 
     return replace(commit, checks=(*commit.checks, is_within_reach))
 
@@ -283,20 +284,22 @@ class IcebergSwap:
 
     def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by those of the rebuilt table, in a single snapshot; see `cdc.swap.TableSwap.exchange`."""
-        assert self._mirror.loaded is not None, "it was looked at, and is there"
+        assert self._mirror.loaded is not None, "the look before has found the mirror"
         metadata, aside = self._mirror.loaded.metadata, self._catalog.load_table(self._aside)
         changes_key = _types_of_key(metadata.schema(), held.key or ()) != _types_of_key(aside.schema(), key)
         change = swapped_columns(self._name, metadata, aside.schema(), key)
         other_log = is_other_log(aside.properties, held)
-        own = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
+        own_id = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
         design = held.with_key(key)
-        notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
+        notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own_id}
         self._mirror.take_design(replace(design.table, notes=notes), change)
-        if own == mirror_id(metadata):
+        if own_id == mirror_id(metadata):
             # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
-        read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
-        self.swap = swap = RowSwap(self._name, columns, read, key, design.rows, other_log, self._mirror.write_files)
+        aside_head, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
+        self.swap = swap = RowSwap(
+            self._name, columns, aside_head, key, design.rows, other_log, self._mirror.write_files
+        )
 
         # Called for each commit attempt, with the table of the attempt.
         def rewrite(table: Table) -> FileRewrite:
@@ -304,20 +307,20 @@ class IcebergSwap:
             return FileRewrite(with_deletes(head.files()), swap.make(head))
 
         snapshot_id = self._mirror.rewrite(landing, rewrite, swap.written, partial(swapping, reach=reach))
-        if own != mirror_id(metadata):
-            # With a new id they come last: to add them removes all entries of the old id, which apply until the commit.
-            # After a kill in between, the next run adds them; see `run.resnapshot`.
+        if own_id != mirror_id(metadata):
+            # With a new id the entries come last: adding them removes all entries of the old id, which apply until the
+            # commit. After a kill in between, the next run adds the entries; see `run.resnapshot`.
             self.add_entries(key)
         return snapshot_id
 
     def add_entries(self, key: Sequence[str]) -> None:
         """Add the entries of the rebuilt table to the mirror's own entries; see `cdc.swap.TableSwap`."""
-        aside, target = self._catalog.load_table(self._aside), self._mirror.target()
-        add_entries(*(entries_of(self._catalog, *of, key) for of in ((self._aside, aside), (self._name, target))))
+        new_entries = entries_of(self._catalog, self._aside, self._catalog.load_table(self._aside), key)
+        add_entries(new_entries, entries_of(self._catalog, self._name, self._mirror.target(), key))
 
 
 def swapped_columns(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
-    """Return the change to the new rows' columns; a column keeps the field id if the type still fits.
+    """Return the change of a table's columns for a swap; a column keeps the field id if the new type fits.
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned or sorted by a
     column whose type changes.
@@ -325,50 +328,53 @@ def swapped_columns(table: str, metadata: TableMetadata, new: Schema, key: Colle
     :param new: the columns of the new rows.
     :param key: the columns of the new key.
     """
-    held, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
-    wanted = {one.name: one for one in new.fields}
+    old_schema, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
+    new_fields = {field.name: field for field in new.fields}
     fields, texts, added = list[NestedField](), list[str](), list[NestedField]()
-    for one in held.fields:
-        other = wanted.pop(one.name, None)
-        required = is_required(one.name, key, held=one.required, new=other is not None and other.required)
-        if other is not None and not fits(other.field_type, one.field_type):
-            fresh = _fresh_column(other, ids, required)
-            texts.append(f"column {one.name} {type_text(one.field_type)} becomes {type_text(fresh.field_type)}")
-            _check_swappable(table, metadata, one)
+    for old in old_schema.fields:
+        new_field = new_fields.pop(old.name, None)
+        required = is_required(old.name, key, old=old.required, new=new_field is not None and new_field.required)
+        if new_field is not None and not fits(new_field.field_type, old.field_type):
+            fresh = _fresh_column(new_field, ids, required)
+            texts.append(f"column {old.name} {type_text(old.field_type)} becomes {type_text(fresh.field_type)}")
+            _check_swappable(table, metadata, old)
             added.append(fresh)
             fields.append(fresh)
             continue
-        if one.required != required:
-            texts.append(f"column {one.name} {'must' if required else 'need not'} have a value")
-        fields.append(one.model_copy(update={"required": required}))
-    for other in wanted.values():
-        added.append(_fresh_column(other, ids, other.name in key))
+        if old.required != required:
+            texts.append(f"column {old.name} {'must' if required else 'need not'} have a value")
+        fields.append(old.model_copy(update={"required": required}))
+    for new_field in new_fields.values():
+        added.append(_fresh_column(new_field, ids, new_field.name in key))
         fields.append(added[-1])
-        texts.append(f"add column {other.name} {type_text(other.field_type)}")
+        texts.append(f"add column {new_field.name} {type_text(new_field.field_type)}")
     if not texts:
         return SchemaChange.none(metadata)
-    number = 1 + max(schema.schema_id for schema in metadata.schemas)
-    identifiers = [one.field_id for one in fields if one.name in key]
-    schema = Schema(*fields, schema_id=number, identifier_field_ids=identifiers)
+    schema_id = 1 + max(schema.schema_id for schema in metadata.schemas)
+    identifiers = [field.field_id for field in fields if field.name in key]
+    schema = Schema(*fields, schema_id=schema_id, identifier_field_ids=identifiers)
     last = max(metadata.last_column_id, schema.highest_field_id)
-    update = {"schemas": [*metadata.schemas, schema], "current_schema_id": number, "last_column_id": last}
+    update = {"schemas": [*metadata.schemas, schema], "current_schema_id": schema_id, "last_column_id": last}
     return SchemaChange(metadata, metadata.model_copy(update=update), tuple(texts), {-1: added} if added else {})
 
 
-def _fresh_column(wanted: NestedField, ids: Iterator[int], required: bool) -> NestedField:
-    number = next(ids)
-    kind = cast(IcebergType, assign_fresh_schema_ids(wanted.field_type, lambda: next(ids)))
-    return NestedField(number, wanted.name, kind, required=required, doc=wanted.doc)
+def _fresh_column(column: NestedField, ids: Iterator[int], required: bool) -> NestedField:
+    """Return a column with new ids for the column and the fields in it."""
+    field_id = next(ids)
+    kind = cast(IcebergType, assign_fresh_schema_ids(column.field_type, lambda: next(ids)))
+    return NestedField(field_id, column.name, kind, required=required, doc=column.doc)
 
 
-def _check_swappable(table: str, metadata: TableMetadata, one: NestedField) -> None:
-    spec, order = metadata.spec(), metadata.sort_order_by_id(metadata.default_sort_order_id)
-    sources = [*(part.source_id for part in spec.fields), *(part.source_id for part in (order.fields if order else ()))]
-    if one.field_id in sources:
-        raise CannotSwap(table, f"it is partitioned or sorted by {one.name}, which has another type now.")
+def _check_swappable(table: str, metadata: TableMetadata, column: NestedField) -> None:
+    """Refuse another type for a column by which the table is partitioned or sorted. Raises CannotSwap."""
+    order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    fields = [*metadata.spec().fields, *(order.fields if order else ())]
+    if column.field_id in [field.source_id for field in fields]:
+        raise CannotSwap(table, f"it is partitioned or sorted by {column.name}, which has another type now.")
 
 
 def _types_of_key(schema: Schema, key: Iterable[str]) -> list[tuple[str, str]]:
+    """Return name and type of each column of the key that the schema has."""
     return [(name, type_text(schema.find_field(name).field_type)) for name in key if name in schema.column_names]
 
 

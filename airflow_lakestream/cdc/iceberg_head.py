@@ -47,7 +47,7 @@ class IcebergHead:
             "refs": {},
             "current_snapshot_id": None,
         }
-        metadata, target = (one.model_copy(update=bare) for one in (self.metadata, self.target))
+        metadata, target = (state.model_copy(update=bare) for state in (self.metadata, self.target))
         return IcebergHead, (metadata, target, self.io, [], self.folder)
 
     def files(self) -> Sequence[FileScanTask]:

@@ -1,7 +1,7 @@
-"""A mirror as a sink: change events are taken, checked, and merged into the table with the ledger.
+"""A mirror as a sink: change events are collected, checked, and merged into the table with the ledger.
 
-The protocol of a landing is unchanged: plan, guard, one commit with rows, ledger and the schema's change.
-The checks of the events' origin are at the end, and the merge has further checks.
+A landing goes as for other tables: plan, guard, one commit with rows, ledger and the schema's change. `checked` refuses
+events of another table or key; the merge has further checks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.merge.hands import MergePool
 from airflow_lakestream.cdc.merge.newest import NewestEvents, every_event, newest
 from airflow_lakestream.cdc.merge.plain import plain_records
+from airflow_lakestream.cdc.merge.pool import MergePool
 from airflow_lakestream.cdc.merge.repair import RowRepair
 from airflow_lakestream.cdc.merge.snapshots import by_version, without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
@@ -55,11 +55,12 @@ _OF_ORIGIN = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
 def follow(
     design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, staged: StagedEvents | None = None
 ) -> tuple[MirrorDesign, NewestEvents]:
-    """Check a batch of events; return the design after the events, and the newest event of each key.
+    """Check a batch of events; return the design after the events, and the events to merge.
 
-    The design then knows the source's table, the columns of the records' keys, and the binary logs. Raises
-    MirrorStopped if the events do not fit the mirror, InvalidArgument if a type is unfit for the key, and ValuesApart
-    if a decision needs values of rows that only files have.
+    The events to merge are the newest event of each key, or for a history all events. The design then knows the
+    source's table, the columns of the records' keys, and the binary logs. Raises MirrorStopped if the events do not fit
+    the mirror, InvalidArgument if a type is unfit for the key, and ValuesApart if a decision needs values of rows that
+    only files have.
 
     :param events: the batch, in any order.
     :param mirror: the mirror's name.
@@ -69,31 +70,29 @@ def follow(
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
     if design.sequence_by is not None:
-        # Without the columns of an origin, no step takes plain records for one transaction of a database.
+        # Without the columns of an origin, no step treats plain records as events of one transaction.
         origins = {TRANSACTION, *_OF_ORIGIN, *(() if design.is_timed else (TIME,))}
         events = events.drop_columns([name for name in events.column_names if name in origins])
         return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
     design = checked(design, events, mirror, landing)
-    events, logs = order_by_log(events, design.logs, _other_log(events, mirror, landing))
+    events, logs = order_by_log(events, design.logs, partial(_other_log, events, mirror, landing))
     design = replace(design, logs=logs).noted()
     if design.source_tables is not None:
-        # With several source tables, the end of one table's snapshot does not concern the rows of the other tables.
+        # With several source tables, the end of one table's snapshot must not delete rows of the other tables.
         events = without_ends(events)
-    # These columns are not needed any more; sorting would copy them with the rest.
+    # These columns are not needed any more, and sorting would copy them.
     events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
     key, topic, record_key = design.key or (), topics_of(landing), design.record_key or ()
     if design.rows.keeps_versions:
         return design, every_event(events, key, mirror, topic, record_key, design.history_columns)
-    found = newest(events, key, mirror, strategy=design.rows, topic=topic, record_key=record_key, staged=staged)
-    return design, found
+    batch = newest(events, key, mirror, strategy=design.rows, topic=topic, record_key=record_key, staged=staged)
+    return design, batch
 
 
-def _other_log(events: pa.Table, mirror: str, landing: Landing) -> Callable[[int, str], MirrorStopped]:
-    def stop(at: int, problem: str) -> MirrorStopped:
-        partition, offset = (events[name][at].as_py() for name in (PARTITION, OFFSET))
-        return order_of_logs_unknown(mirror, topics_of(landing), partition, offset, problem)
-
-    return stop
+def _other_log(events: pa.Table, mirror: str, landing: Landing, index: int, problem: str) -> MirrorStopped:
+    """Return the error for an event of another log, given the event's index."""
+    partition, offset = (events[name][index].as_py() for name in (PARTITION, OFFSET))
+    return order_of_logs_unknown(mirror, topics_of(landing), partition, offset, problem)
 
 
 log = logging.getLogger(__name__)
@@ -112,26 +111,27 @@ class StagedEventFiles(Protocol):
 class MirrorTable(Sink, Protocol):
     """The table of a mirror in any table format: a table's sink with a merge.
 
-    `refounds`: a new mirror gets its columns from all events of its first commit. `hands` does the work on files of a
-    merge; `staging` opens and deletes staged event files.
+    :ivar restarts_at_commit: whether a new mirror gets its columns from all events of its first commit.
+    :ivar pool: does a merge's work on files.
+    :ivar staging: opens and deletes staged event files.
     """
 
-    refounds: bool
-    hands: MergePool
+    restarts_at_commit: bool
+    pool: MergePool
     staging: StagedEventFiles
 
-    def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
+    def load_notes(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the properties and columns, or None if the table does not exist."""
 
-    def take(self, mirror: MirrorDesign) -> None:
+    def use_design(self, mirror: MirrorDesign) -> None:
         """Use this design of the mirror from now on."""
 
-    def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Use this design for a new table, with the table's first events."""
+    def start_table(self, mirror: MirrorDesign, events: pa.Table) -> None:
+        """Use this design for a new table, with columns for the table's first events."""
 
     @property
     def is_there(self) -> bool:
-        """Whether the table existed at the last look or commit."""
+        """Whether the table existed when it was last loaded or committed."""
 
     @property
     def is_known(self) -> bool:
@@ -142,7 +142,7 @@ class MirrorTable(Sink, Protocol):
         """All columns, including additions of the next commit."""
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Add columns and widen types with the next commit.
+        """Add columns and widen types with the next commit, until the table can hold the columns `wanted`.
 
         Return all pending changes as texts, or none if this call adds none. Raises Conflict, or MirrorStopped if the
         table can't have the columns.
@@ -168,16 +168,16 @@ class MirrorTable(Sink, Protocol):
 class Mirror(WrappedSink):
     """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
 
-    # Only an audit sets it: takes the events of each write.
+    # Called with the events of each write; set by an audit only.
     noted: Callable[[pa.Table], None] | None = None
 
     def __init__(self, table: MirrorTable, name: str, design: MirrorDesign) -> None:
         super().__init__(table)
         self.table = table
         self.name = name
-        # The design by the arguments, and the design after the table and the events.
-        self._asked = self.design = design
-        self._taken = CommitEvents()
+        # `_requested` is the design by the arguments, `design` the one after the table's notes and the events.
+        self._requested = self.design = design
+        self._events = CommitEvents()
         # All topics that have landed here.
         self._topics: set[TopicIdentity] = set()
 
@@ -186,27 +186,27 @@ class Mirror(WrappedSink):
 
         Raises InvalidArgument if the table is not a mirror, or if the arguments contradict the mirror's notes.
         """
-        held = self.table.held()
-        self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
-        self.table.take(self.design)
+        notes = self.table.load_notes()
+        self.design = self._requested if notes is None else self._requested.of_table(self.name, *notes)
+        self.table.use_design(self.design)
         state = self.table.load(run_id)
-        self._topics = {one for ledger in (state.ledger, *state.other_ledgers.values()) for one in ledger.topics}
+        self._topics = {topic for ledger in (state.ledger, *state.other_ledgers.values()) for topic in ledger.topics}
         if self.design.is_of_records:
             return state
         schema = None if state.schema is None else event_columns(state.schema)
         return replace(state, schema=schema, type_remedy=RESNAPSHOT)
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take events for the next commit; `identity` is not used, since `commit` gets the topic with the landing.
+        """Collect events for the next commit; `identity` is not used, since `commit` gets the topic with the landing.
 
-        The first events of a new mirror decide its key and its columns.
+        The first events of a new mirror decide about its key and its columns.
         """
         rows = expanded(rows)
         if self.noted is not None:
             self.noted(rows)
-        self._taken.rows.append(rows)
+        self._events.rows.append(rows)
         if not self.table.is_known:
-            self._found(rows)
+            self._start_table(rows)
 
     def outline(self) -> Any:
         """Return the outline for executors to write events next to the mirror's own files."""
@@ -214,10 +214,10 @@ class Mirror(WrappedSink):
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take over event files of an executor: the outcome of the executor's sink, with the list "files"."""
-        self._taken.files += files["files"]
+        self._events.files += files["files"]
 
     def commit(self, landing: Landing) -> int:
-        """Merge the taken events in a single commit with the ledger; return the commit's id.
+        """Merge the collected events in a single commit with the ledger; return the commit's id.
 
         Raises MirrorStopped if the events do not fit the mirror, and the errors of the merge and of the commit.
         """
@@ -225,28 +225,28 @@ class Mirror(WrappedSink):
         self.design, batch, columns = self._followed(landing)
         # The merge needs only the batch: free the memory of the events.
         pa.default_memory_pool().release_unused()
-        self.table.take(self.design)
+        self.table.use_design(self.design)
         self._grow(columns)
         own_topics = {identity.topic for identity in landing.topics}
         is_by_offset = not (self.design.sequence_by or self.design.is_flattened or self.design.rows.keeps_versions)
-        if not is_by_offset or {one.topic for one in self._topics} - own_topics:
-            # Entries do not contain their topic: which of them are older than the lows of one topic is unknown. And by
-            # a sequence, a record may be late at any offset; in a history each deletion ends a version.
+        if not is_by_offset or {topic.topic for topic in self._topics} - own_topics:
+            # Without lows, no entry of a deleted row is removed as too old: entries do not contain their topic; by a
+            # sequence a record may be late at any offset; in a history each deletion ends a version.
             landing = replace(landing, lows={})
-        done = self.table.merge(batch, self.design, landing)
+        commit_id = self.table.merge(batch, self.design, landing)
         self._forget()
         del batch
         pa.default_memory_pool().release_unused()
-        return done
+        return commit_id
 
     def _check_topics(self, landing: Landing) -> None:
-        """Refuse plain records of another topic than before: offsets of two topics have no order.
+        """Refuse plain records of another topic than the mirror's earlier records: offsets of two topics have no order.
 
         A topic that was deleted and created again is another topic. Raises InvalidArgument.
         """
         others = self._topics - landing.topics.keys()
         if self.design.is_of_records and others:
-            topic = min(one.topic for one in others)
+            topic = min(identity.topic for identity in others)
             problem = f"{self.name} has records of another topic {topic}, and offsets of two topics have no order."
             raise InvalidArgument("topic", problem, "Land each topic, also a recreated one, in a table of its own.")
 
@@ -260,24 +260,24 @@ class Mirror(WrappedSink):
         super().discard()
 
     def _followed(self, landing: Landing) -> tuple[MirrorDesign, NewestEvents, pa.Schema]:
-        """Return the design after the events, the newest event of each key, and the events' columns.
+        """Return the design after the events, the events to merge, and the events' columns.
 
         If all events are in executors' files, only the columns for decisions are read. If a decision needs the values
         of rows, the whole events are read after all. Raises MirrorStopped.
         """
-        if self._taken.files and not self._taken.rows and self.table.is_there:
+        if self._events.files and not self._events.rows and self.table.is_there:
             try:
                 staged, events = self._staged_events()
                 return *follow(self.design, events, self.name, landing, staged), staged.columns
             except ValuesApart as e:
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # Sorted here: sorting later, while a caller still holds the events, would need the memory twice.
-        read = partial(whole_events, self.table.staging.open_file, self.outline() if self._taken.files else None)
+        read = partial(whole_events, self.table.staging.open_file, self.outline() if self._events.files else None)
         columns, of_records = self._columns_of_events(), self.design.is_of_records
-        events = by_version(self._taken.joined(read, columns, self.name, of_records=of_records))
-        if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
+        events = by_version(self._events.joined(read, columns, self.name, of_records=of_records))
+        if not self.table.is_there and (self.table.restarts_at_commit or self._requested.table.schema is not None):
             # The mirror's own columns are added to the given ones together with its key.
-            self._found(events)
+            self._start_table(events)
         return *follow(self.design, events, self.name, landing), events.schema
 
     def _staged_events(self) -> tuple[StagedEvents, pa.Table]:
@@ -297,33 +297,33 @@ class Mirror(WrappedSink):
         ):
             if needs_values:
                 raise ValuesApart(reason)
-        return read_bare(self.table.staging.open_file, self.outline(), self._taken.files, design.key)
+        return read_bare(self.table.staging.open_file, self.outline(), self._events.files, design.key)
 
     def _forget(self) -> None:
-        if self._taken.files:
-            self.table.staging.delete(self.outline(), self._taken.files)
+        if self._events.files:
+            self.table.staging.delete(self.outline(), self._events.files)
             forget()
-        self._taken.forget()
+        self._events.forget()
 
-    def _found(self, events: pa.Table) -> None:
-        self.design = self._asked.of_rows(self.name, events)
-        self.table.found(self.design, events)
+    def _start_table(self, events: pa.Table) -> None:
+        self.design = self._requested.of_rows(self.name, events)
+        self.table.start_table(self.design, events)
 
     def _columns_of_events(self) -> pa.Schema:
-        further = self._asked.rows.further.names
-        return columns_of_events(self.table.columns, further, with_key=self._asked.key is None)
+        further = self._requested.rows.further.names
+        return columns_of_events(self.table.columns, further, with_key=self._requested.key is None)
 
     def _grow(self, events: pa.Schema) -> None:
         """Add new columns and wider types of the events to the table with the next commit, and log the changes."""
-        own, own_names = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
-        of_row = pa.schema([field for field in events if field.name not in own_names])
-        wanted = pa.schema([field for field in grown(own, of_row) if field.name in of_row.names])
+        table_columns, not_of_row = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
+        of_row = pa.schema([field for field in events if field.name not in not_of_row])
+        wanted = pa.schema([field for field in grown(table_columns, of_row) if field.name in of_row.names])
         if changes := self.table.grow(wanted):
             log.info("The schema of %s will be changed with the next commit: %s", self.name, "; ".join(changes))
 
 
 def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> MirrorDesign:
-    """Return the design with the events' table and key. Raises MirrorStopped if the table or the key has changed.
+    """Return the design with the source's table and record key, by the events. Raises MirrorStopped if one has changed.
 
     MirrorStopped is also raised for an update that may have changed the key unnoticed. Events without the columns of an
     origin are not checked.
@@ -354,9 +354,8 @@ def topics_of(landing: Landing) -> str:
 
 _Stop = Callable[..., MirrorStopped]
 _REMEDY_FULL = (
-    "Let the database send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL). "
-    "Then let Debezium read the table again, and replace the mirror's rows: "
-    "`lakestream mirror resnapshot`."
+    "Let the database send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL). Then let Debezium read the table again, "
+    "and replace the mirror's rows: `lakestream mirror resnapshot`."
 )
 
 
@@ -382,21 +381,21 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
             rows = events.filter(pc.equal(events[TABLE], foreign[0]))
             problem = f"the event comes from {foreign[0]}, which source_tables ({design.source_tables}) does not match."
             raise stop(StopReason.OTHER_TABLE, rows, problem, "Correct source_tables, or the topic.")
-        cuts = events.filter(pc.and_(pc.equal(events[OP], "t"), events[TABLE].is_valid()))
-        if len(cuts):
+        truncations = events.filter(pc.and_(pc.equal(events[OP], "t"), events[TABLE].is_valid()))
+        if len(truncations):
             problem = "one of the source's tables was truncated, and its rows in the mirror can't be identified."
-            raise stop(StopReason.OTHER_TABLE, cuts, problem)
+            raise stop(StopReason.OTHER_TABLE, truncations, problem)
         return design
     if not names:
         return design
     # If the mirror has no note, the first event names its table.
-    own = design.source_table or _first(events, TABLE)
-    foreign = [name for name in names if name != own]
+    source_table = design.source_table or _first(events, TABLE)
+    foreign = [name for name in names if name != source_table]
     if foreign:
         rows = events.filter(pc.equal(events[TABLE], foreign[0]))
-        problem = f"the event comes from the table {foreign[0]}; the mirror is one of {own}."
+        problem = f"the event comes from the table {foreign[0]}; the mirror is one of {source_table}."
         raise stop(StopReason.OTHER_TABLE, rows, problem, _REMEDY_TABLE)
-    return replace(design, source_table=own)
+    return replace(design, source_table=source_table)
 
 
 _REMEDY_TABLE = (
@@ -420,7 +419,7 @@ def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesi
     key = set(design.key or ())
     noted = design.record_key if design.record_key is not None else tuple(as_list(_first(events, KEY_NAMES)) or ())
     if design.record_key is None and not design.is_key_given and set(noted) != key:
-        # A mirror without a note was made by the key that its records had then.
+        # A mirror without a note was made with the columns of its records' keys as its own key.
         noted = tuple(design.key or ())
     for text in texts:
         names = as_list(text) or []
@@ -431,7 +430,7 @@ def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesi
 
 
 def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -> str:
-    now, before = (", ".join(some) or "no columns" for some in (names, noted))
+    now, before = (", ".join(columns) or "no columns" for columns in (names, noted))
     return (
         f"the record's key has {now}; the mirror's records had {before}. The primary key of the database's table was "
         f"changed, or Debezium's message.key.columns. The mirror goes by {', '.join(key)}."
@@ -445,6 +444,6 @@ def _by_offset(rows: pa.Table) -> pa.Table:
 
 def _first(events: pa.Table, name: str) -> str | None:
     """Return the first non-null value of a column, by partition and offset; the column must have a value."""
-    there = events.select([name, PARTITION, OFFSET]).filter(events[name].is_valid())
-    found: str | None = _by_offset(there)[name][0].as_py()
-    return found
+    with_value = events.select([name, PARTITION, OFFSET]).filter(events[name].is_valid())
+    value: str | None = _by_offset(with_value)[name][0].as_py()
+    return value

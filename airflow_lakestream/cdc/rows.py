@@ -1,4 +1,4 @@
-"""The rows that a mirror has for a key: what a deletion does to them, and which columns they have next to the row's."""
+"""The rows that a mirror keeps for a key: whether deleted rows and old versions stay, and in which further columns."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _TIME = pa.timestamp("us", "UTC")
 
 
 class RowStrategy(StrEnum):
-    """Rows of a key: the newest one, also if it is deleted, or one of each version.
+    """Strategy for the rows of a key, by which the table's design, the lookup and the merge treat deletions."""
 
-    The merge, the lookup, and the table's design ask it, and know nothing else about deletions.
-    """
-
+    # The newest row, unless it is deleted.
     CURRENT = auto()
+    # The newest row; a deleted row is marked.
     MARKED = auto()
+    # A row of each version.
     HISTORY = auto()
-    # A version begins only if one of some columns changes.
+    # A row of each version, and a version begins only if one of some columns changes.
     CHANGES = auto()
 
     @classmethod
     def of(cls, *, soft_delete: bool, history: bool = False, by_columns: bool = False) -> RowStrategy:
-        """Return the strategy for settings; `soft_delete` and `history` are not both true."""
+        """Return the strategy for the arguments of a mirror; `soft_delete` and `history` are not both true.
+
+        :param by_columns: whether a version begins only if one of some columns changes.
+        """
         if history:
             return cls.CHANGES if by_columns else cls.HISTORY
         return cls.MARKED if soft_delete else cls.CURRENT
@@ -43,15 +46,15 @@ class RowStrategy(StrEnum):
 
     @property
     def further(self) -> pa.Schema:
-        """The columns that a table of this kind adds to a row: a mark of deletion, or the validity of a version."""
+        """The columns next to those of row and version: a mark of deletion, or the validity of a version."""
         if self.keeps_versions:
-            begun = [*version_schema(BEGIN), (TIME, pa.int64())] if self is RowStrategy.CHANGES else []
-            return pa.schema([(VALID_FROM, _TIME), (VALID_TO, _TIME), (IS_CURRENT, pa.bool_()), *begun])
+            begin = [*version_schema(BEGIN), (TIME, pa.int64())] if self is RowStrategy.CHANGES else []
+            return pa.schema([(VALID_FROM, _TIME), (VALID_TO, _TIME), (IS_CURRENT, pa.bool_()), *begin])
         return pa.schema([(DELETED, pa.bool_())] if self.keeps_deleted else [])
 
     @property
     def columns(self) -> pa.Schema:
-        """The version, and the further columns."""
+        """All columns of a mirror next to the row's: those of the version, and `further`."""
         return pa.schema([*version_schema(), *self.further])
 
 
@@ -68,7 +71,7 @@ class HistoryRules:
     """Rules of a history for a batch.
 
     :param columns: a version begins only if one of these columns changes; empty if each record begins one.
-    :param of_log: whether records have positions in a database's log, and may be sent again with the same ones.
+    :param of_log: whether records have positions in a database's log: a record that is sent again has its old position.
     :param cuts: the truncations of the batch, in order.
     :param moved: the indices of deletions whose rows the next batch may need, under another key.
     """

@@ -60,13 +60,13 @@ class ColumnTypeOrigin:
 
 
 def type_changed(
-    table: str, column: str, one: ColumnTypeOrigin, other: ColumnTypeOrigin, *, of_records: bool = False
+    table: str, column: str, first: ColumnTypeOrigin, second: ColumnTypeOrigin, *, of_records: bool = False
 ) -> MirrorStopped:
     """Return the error for a column with two types and without a common type.
 
     :param of_records: the mirror is one of plain records.
     """
-    both = f"{one.type} ({one.where}) and {other.type} ({other.where})"
+    both = f"{first.type} ({first.where}) and {second.type} ({second.where})"
     problem = f"the column {column} is {both}, and no type holds both."
     if of_records:
         remedy = f'{NEW_TABLE}, with a type for the column, such as schema="{column} string".'
@@ -86,7 +86,7 @@ def column_became_wider(table: str, problems: str, *, of_records: bool = False) 
 
     :param of_records: the mirror is one of plain records.
     """
-    who, way = (
+    source, remedy = (
         ("a schema of the records", "Land the topic in a new table")
         if of_records
         else ("the database", "Drop the mirror, and let Debezium read the table again with a snapshot")
@@ -94,8 +94,8 @@ def column_became_wider(table: str, problems: str, *, of_records: bool = False) 
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
-        f"{who} has changed a type ({problems}). A mirror never changes the types of a Delta table.",
-        f"{way}; or give the wider type to the column with ALTER TABLE, where all readers know type widening.",
+        f"{source} has changed a type ({problems}). A mirror never changes the types of a Delta table.",
+        f"{remedy}; or give the wider type to the column with ALTER TABLE, where all readers know type widening.",
     )
 
 

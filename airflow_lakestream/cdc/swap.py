@@ -1,4 +1,7 @@
-"""New rows in place of all rows of a mirror, in any table format; see `cdc.iceberg`."""
+"""New rows in place of all rows of a mirror, in any table format; see `cdc.iceberg`.
+
+The new rows are first read into a table of their own, the table aside. "Reach" is the offset ranges of the new rows.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class CannotSwap(LakestreamError, Terminal):
 
 @dataclass
 class RowSwap:
-    """The rows of a commit: all newly read rows, and if they stay the mirror's deleted rows.
+    """The rows of a swap: all newly read rows and, in a mirror whose deleted rows stay, its deleted rows.
 
     :param table: the mirror's name.
     :param columns: the mirror's columns from the commit on.
@@ -47,8 +50,9 @@ class RowSwap:
     :param strategy: the rows of a key.
     :param is_other_log: whether the new rows' places are of another binary log than the mirror's.
     :param write: writes rows as files of the mirror.
-    :param written: gets the files of all attempts.
-    :param rows_before: the mirror's number of rows at the last attempt, and `rows` the number of new rows.
+    :param written: gets the files of all commit attempts.
+    :param rows_before: the mirror's number of rows at the last commit attempt.
+    :param rows: the number of new rows at the last commit attempt.
     """
 
     table: str
@@ -75,37 +79,38 @@ class RowSwap:
         return new
 
     def _rows(self, mirror: MirrorHead) -> Iterator[pa.Table]:
+        """Yield the mirror's rows after the swap."""
         for file in self.aside.files():
             for rows in self.aside.read(file):
-                live = pa.repeat(pa.scalar(False), len(rows))
-                yield rows.append_column(DELETED, live) if self.strategy.keeps_deleted else rows
+                not_deleted = pa.repeat(pa.scalar(False), len(rows))
+                yield rows.append_column(DELETED, not_deleted) if self.strategy.keeps_deleted else rows
         if self.strategy.keeps_deleted:
             yield from self._deleted(mirror)
 
     def _deleted(self, mirror: MirrorHead) -> Iterator[pa.Table]:
         """Yield the mirror's rows missing from the new rows, marked as deleted."""
         keys = [keys for file in self.aside.files() for keys in self.aside.read(file, self.key)]
-        known = pa.concat_tables(keys, promote_options="permissive") if keys else None
+        new_keys = pa.concat_tables(keys, promote_options="permissive") if keys else None
         for file in mirror.files():
             for rows in mirror.read(file):
-                if known is not None:
-                    rows = rows.filter(pa.array(places(rows, known, self.key) < 0))
+                if new_keys is not None:
+                    rows = rows.filter(pa.array(places(rows, new_keys, self.key) < 0))
                 yield with_deleted(self._cast(self._placed(rows)))
 
     def _placed(self, rows: pa.Table) -> pa.Table:
-        """Return the mirror's rows, placed before all events of another log."""
+        """Return the mirror's rows; if the new rows are of another log, with places before all its events."""
         for name in (COMMIT, POSITION) if self.is_other_log else ():
             rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), _zeros(len(rows)))
         return rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         """Return the mirror's rows with the columns' new types. Raises CannotSwap for an unfit value."""
-        for at, name in enumerate(rows.column_names):
+        for index, name in enumerate(rows.column_names):
             field = self.columns.field(name)
             if rows[name].type == field.type or not len(rows):
                 continue
             try:
-                rows = rows.set_column(at, field, cast_to(rows[name], field))
+                rows = rows.set_column(index, field, cast_to(rows[name], field))
             except (InvalidArgument, pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
                 problem = f"its deleted rows stay, and what they have in {name} is no {field.type} ({e})."
                 raise CannotSwap(self.table, problem) from e
@@ -127,7 +132,7 @@ class TableSwap(Protocol):
         """
 
     def add_entries(self, key: Sequence[str]) -> None:
-        """Add the entries of the rebuilt table to the mirror's own entries: of rows deleted while the rows were read.
+        """Add the entries of the table aside to the mirror's entries: of the rows deleted while the new rows were read.
 
         :param key: the columns of the mirror's key.
         """
@@ -145,7 +150,7 @@ class MirrorSwap:
     table: TableSwap
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the commit's id. Raises Conflict if the mirror is ahead of the new rows, and CannotSwap.
+        """Commit the new rows; return the commit's id. Raises Conflict if the mirror is ahead of them, and CannotSwap.
 
         :param landing: a landing of all offsets that the new rows cover.
         :param key: the key of the new rows.
@@ -155,15 +160,15 @@ class MirrorSwap:
         return self.table.exchange(self.mirror.design, landing, key, reach)
 
 
-def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
-    """Refuse a changed key if deleted rows stay, without values for the new key. Raises CannotSwap.
+def check_key(table: str, design: MirrorDesign, key: tuple[str, ...]) -> None:
+    """Refuse a changed key if deleted rows stay, since these have no values for the new key. Raises CannotSwap.
 
-    :param held: the mirror's design until now.
+    :param design: the mirror's design until now.
     :param key: the key of the new rows.
     """
-    if held.rows.keeps_deleted and held.key != key:
+    if design.rows.keeps_deleted and design.key != key:
         problem = (
-            f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
+            f"its deleted rows stay, with the key {', '.join(design.key or ())}, and the key is {', '.join(key)} now."
         )
         raise CannotSwap(table, problem)
 
@@ -175,7 +180,7 @@ def _zeros(count: int) -> pa.Array:
 def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
     """Return whether new rows are of another binary log, without relation to the mirror's places.
 
-    Then the mirror's greatest place is above the new rows': a log only grows, unless it begins again.
+    Then the mirror's greatest place is above the new rows' greatest place: a log only grows, unless it begins again.
 
     :param aside: the properties of the table aside.
     :param held: the mirror's design until now.
@@ -186,7 +191,7 @@ def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
 
 
 def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
-    """Return the mirror's note with the new rows, from the properties of the table aside."""
+    """Return the property with the mirror's note after the swap, from the properties of the table aside."""
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.rows.keeps_deleted})}
 
 
@@ -198,11 +203,15 @@ def add_entries(read_again: MirrorEntries, own: MirrorEntries) -> None:
 
 
 def beyond(ledger: Ledger, landing: Landing, reach: RangeSet) -> RangeSet:
-    """Return a ledger's offset ranges of a landing's topic beyond the new rows."""
+    """Return the offset ranges that a ledger holds of a landing's topic, and that the new rows lack."""
     ((identity, _),) = landing.topics.items()
     return ledger.entry(identity).landed - reach
 
 
-def is_required(name: str, key: Collection[str], *, held: bool, new: bool) -> bool:
-    """Return whether a column must have a value: a column of the key, or required before and in the new rows."""
-    return name in key or (held and (new or name in (*VERSION, DELETED)))
+def is_required(name: str, key: Collection[str], *, old: bool, new: bool) -> bool:
+    """Return whether a column must have a value after a swap: a column of the key, or required before and after.
+
+    :param old: whether the mirror's column is required before the swap.
+    :param new: whether the column is required in the table aside.
+    """
+    return name in key or (old and (new or name in (*VERSION, DELETED)))

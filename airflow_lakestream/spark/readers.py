@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_lakestream.cdc.merge.hands import MergeThreads, MergeWork
+from airflow_lakestream.cdc.merge.pool import MergeThreads, MergeWork
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -316,7 +316,7 @@ class MirrorReaders(SparkReaders):
         pieces = super().read(job, plan, done, most)
         assert isinstance(job.shared, RejectingSink), "the landing has a reject table"
         assert isinstance(job.shared.inner, Mirror), "the landing is a mirror's"
-        job.shared.inner.table.hands = ExecutorMergePool(self.spark.sparkContext, job)
+        job.shared.inner.table.pool = ExecutorMergePool(self.spark.sparkContext, job)
         # Leftovers of tasks without a commit are in this folder, which is deleted after the landing.
         job.shared.write_below(folder_of(job.run_id))
         return pieces
@@ -324,7 +324,7 @@ class MirrorReaders(SparkReaders):
 
 @dataclass(frozen=True)
 class ExecutorMergePool:
-    """Merge works on the executors of a Spark session, see `cdc.merge.hands.MergePool`."""
+    """Merge works on the executors of a Spark session, see `cdc.merge.pool.MergePool`."""
 
     context: SparkContext
     job: LandingJob

@@ -138,7 +138,7 @@ MENDS = (
     CrossingMutant(
         "a GTID of two servers' transactions",
         "airflow_lakestream/cdc/events/log_state.py",
-        "            self.is_strange |= own & shown & (places.number > self.servers[one].before)\n",
+        "            self.is_strange |= own & shown & (places.number > self.servers[server].before)\n",
         "            del shown\n",
         "units",
         "tests/unit/cdc/test_logs.py::test_a_server_that_never_got_the_last_transaction_stops_the_mirror",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.cdc.merge.hands import MergeWork
+from airflow_lakestream.cdc.merge.pool import MergeWork
 from airflow_lakestream.core.routing import IsMirror
 from airflow_lakestream.spark import readers
 from airflow_lakestream.spark.app_config import AppConfig

@@ -23,7 +23,7 @@ from airflow_lakestream.cdc.columns import DELETED, KEY_NAMES, LEAVES_OUT, UNAVA
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import with_log_positions
 from airflow_lakestream.cdc.events.notes import with_notes
-from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads, MergeWork
+from airflow_lakestream.cdc.merge.pool import MergePool, MergeThreads, MergeWork
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
@@ -201,7 +201,7 @@ class HandMirror:
         soft_delete: bool = False,
         kind: str = "text",
         modes: Sequence[MergeMode] = (MergeMode.AUTO,),
-        hands: MergePool | None = None,
+        pool: MergePool | None = None,
         executors: int = 0,
         **properties: str,
     ) -> None:
@@ -210,7 +210,7 @@ class HandMirror:
         self.executors = executors
         # As an audit, which may lack the first events, takes values that were left out.
         self.borrowed: Any = None
-        self._modes, self._hands = itertools.cycle(modes), hands or MergeThreads()
+        self._modes, self._pool = itertools.cycle(modes), pool or MergeThreads()
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
         self.kind = KINDS[kind]
@@ -219,7 +219,7 @@ class HandMirror:
     def sink(self) -> Any:
         """Return a sink of its own, such as another process would have; each merges in the next one of the modes."""
         sink = self._sink(replace(self.design, merge_mode=next(self._modes)))
-        sink.table.hands, sink.table.borrowed = self._hands, self.borrowed
+        sink.table.pool, sink.table.borrowed = self._pool, self.borrowed
         return sink
 
     def _sink(self, design: MirrorDesign) -> Any:

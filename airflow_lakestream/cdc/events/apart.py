@@ -1,4 +1,4 @@
-"""Events with row values left in files: the driver reads the columns for its decisions, executors the values.
+"""Staged events: the driver reads the columns for its decisions, and only executors read the values of rows.
 
 So a driver of a mirror costs little, however wide the rows are. If a decision needs more of an event, `ValuesApart` is
 raised, and the driver reads the whole events after all.
@@ -38,9 +38,9 @@ from airflow_lakestream.cdc.columns import (
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.tables.schema.required import with_required
 
-# Of larger batches each executor would read more than it needs.
+# The greatest size of a batch's rows in bytes: of larger batches each executor would read more than it needs.
 MOST_BYTES = 64 * 2**20
-# A remote store answers slowly.
+# Files read at the same time: a remote store answers slowly.
 FILES_AT_ONCE = 8
 
 Read = TypeVar("Read")
@@ -48,7 +48,7 @@ OpenFile = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class ValuesApart(Exception):
-    """Need for values of rows that were not read; the text has the reason."""
+    """Raised if the driver needs values of rows that it has not read; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EventRowReader:
 
     def __call__(self, wanted: EventNumbers) -> pa.Table:
         """Return the rows in the order of the numbers, with new versions if `wanted` has versions."""
-        rows = _held.of(self._batch, self._read).take(pa.array(wanted.numbers))
+        rows = _cache.events(self._batch, self._read).take(pa.array(wanted.numbers))
         if wanted.versions is None:
             return rows
         for name in VERSION:
@@ -89,7 +89,7 @@ class EventRowReader:
         return rows
 
     def _read(self) -> pa.Table:
-        return pa.concat_tables(each(self._rows_in, self.files)).combine_chunks()
+        return pa.concat_tables(read_each(self._rows_in, self.files)).combine_chunks()
 
     def _rows_in(self, file: Mapping[str, Any]) -> pa.Table:
         return bare(whole_events(self.open_file, self.outline, file).select(self.columns))
@@ -100,30 +100,33 @@ class _EventCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: tuple[str, pa.Table] | None = None
+        # The id of the batch, and its events.
+        self._cached: tuple[str, pa.Table] | None = None
 
-    def of(self, batch: str, read: Callable[[], pa.Table]) -> pa.Table:
+    def events(self, batch: str, read: Callable[[], pa.Table]) -> pa.Table:
+        """Return a batch's events from the cache, or else from `read`."""
         with self._lock:
-            if self._held is None or self._held[0] != batch:
+            if self._cached is None or self._cached[0] != batch:
                 # Free the old batch before the next is read.
-                self._held = None
-                self._held = batch, read()
-            return self._held[1]
+                self._cached = None
+                self._cached = batch, read()
+            return self._cached[1]
 
     def forget(self) -> None:
+        """Free the memory of the cached events."""
         with self._lock:
-            self._held = None
+            self._cached = None
 
 
-_held = _EventCache()
-forget = _held.forget
+_cache = _EventCache()
+forget = _cache.forget
 
 
 @dataclass(frozen=True)
 class StagedEvents:
     """Events with the values of rows in executors' files.
 
-    :param files: reads the rows.
+    :param files: reads rows from the files, for executors.
     :param columns: the events' columns in the files.
     :param versions: the versions of all events, as the files have them.
     :param row_bytes: how much memory a row takes, on average.
@@ -135,18 +138,18 @@ class StagedEvents:
     row_bytes: int
 
     def needed(self, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-        """Return the columns needed to sort and to number events: the key, `PLACE`, and perhaps the version columns.
+        """Return the columns by which the driver sorts events, and executors find them: key, number, maybe version.
 
         The version columns are left out if every event still has the version stored in its file.
 
         :param rows: the events, with `PLACE` and the version columns.
         """
-        places = rows[PLACE].to_numpy()
-        changed = any((rows[name].to_numpy() != self.versions[name].to_numpy()[places]).any() for name in VERSION)
+        numbers = rows[PLACE].to_numpy()
+        changed = any((rows[name].to_numpy() != self.versions[name].to_numpy()[numbers]).any() for name in VERSION)
         return rows.select([*key, PLACE, *(VERSION if changed else ())])
 
     def numbered(self, needed: pa.Table) -> EventNumbers:
-        """Return the numbers of events for executors, with versions if needed, from the columns of `needed`."""
+        """Return the numbers of events for executors, given the columns of `needed`, with versions if any."""
         has_versions = VERSION[0] in needed.column_names
         return EventNumbers(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
@@ -156,8 +159,8 @@ def read_bare(
 ) -> tuple[StagedEvents, pa.Table]:
     """Read the events in executors' files, without the values of rows.
 
-    Return the files with what a reader of values needs, and a table of all events with the columns for decisions, among
-    them `PLACE`, the number of each event. Raises ValuesApart if a decision needs values, or if the rows take too much
+    Return the staged events, and a table of all events with the columns for decisions, among them `PLACE`, the number
+    of each event. Raises ValuesApart if a decision needs values, or if the rows take too much
     memory. At least one file must be given.
 
     :param key: the columns of the mirror's key.
@@ -170,7 +173,7 @@ def read_bare(
             wanted = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *LOG, *NOTES]
             if not {*wanted}.issubset(columns.names):
                 raise ValuesApart("executors saw different columns")
-            if any(one.startswith(BEFORE) for one in columns.names):
+            if any(name.startswith(BEFORE) for name in columns.names):
                 raise ValuesApart("a key was changed")
             wanted += [OLD] if OLD in columns.names else []
             # Parquet also reads columns whose names begin with a wanted name and a dot: select the wanted columns
@@ -178,28 +181,28 @@ def read_bare(
             return columns, bare(parquet.read(columns=wanted).select(wanted))
 
     schema: pa.Schema | None = None
-    parts, size = list[pa.Table](), 0
-    for columns, part in each(read, files):
+    parts, row_bytes = list[pa.Table](), 0
+    for columns, part in read_each(read, files):
         if schema is not None and columns != schema:
             raise ValuesApart("executors saw different columns")
         schema = columns
         parts.append(part)
-        size += pc.sum(part[ROW_BYTES]).as_py() or 0
-        if size > MOST_BYTES:
+        row_bytes += pc.sum(part[ROW_BYTES]).as_py() or 0
+        if row_bytes > MOST_BYTES:
             raise ValuesApart(f"the rows take more than {MOST_BYTES // 2**20} MiB")
-    assert schema is not None, "there is a file"
+    assert schema is not None, "at least one file is given"
     events = pa.concat_tables(parts)
     _check_notes(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
-    own = [name for name in schema.names if name not in OF_EVENTS]
-    of_rows = EventRowReader(open_file, outline, files, own)
-    return StagedEvents(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
+    row_columns = [name for name in schema.names if name not in OF_EVENTS]
+    reader = EventRowReader(open_file, outline, files, row_columns)
+    return StagedEvents(reader, schema, events.select(VERSION), row_bytes // max(1, len(events))), events
 
 
 def _check_notes(events: pa.Table) -> None:
     """Raise ValuesApart if decisions about the events need values of rows, according to the notes of `with_notes`."""
     if any(events[name].null_count for name in NOTES):
-        raise ValuesApart("nothing is noted of some events")
+        raise ValuesApart("some events have no notes")
     if pc.any(events[LEAVES_OUT]).as_py():
         raise ValuesApart("values are left out")
     # Events of sequential transactions need no settling; see `cdc.keys.order`.
@@ -213,7 +216,7 @@ def whole_events(open_file: OpenFile, outline: Any, file: Mapping[str, Any]) -> 
         return pq.ParquetFile(stream).read()
 
 
-def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
+def read_each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
     """Yield the result of `read` for each file, in order; `FILES_AT_ONCE` files are read at the same time.
 
     Raises the error of the first unreadable file.
@@ -238,12 +241,12 @@ def check_values(rows: pa.Table, need: str) -> None:
 
 def bare(rows: pa.Table) -> pa.Table:
     """Return events with nullable columns and without metadata of fields, in a common form for all writers."""
-    fields = [one.with_nullable(True) for one in rows.schema]
+    fields = [field.with_nullable(True) for field in rows.schema]
     # Arrow can't cast a null struct with a null in a required field.
-    columns = [with_required(rows[one.name], one) for one in fields]
+    columns = [with_required(rows[field.name], field) for field in fields]
     # A file's fields have their own ids, which would make columns of one name different.
     return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(_bare_schema(rows.schema))
 
 
 def _bare_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([one.with_nullable(True).remove_metadata() for one in schema])
+    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema])

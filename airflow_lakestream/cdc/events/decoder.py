@@ -66,7 +66,7 @@ class EventPayload(PayloadFormats):
 
     :param names: the names of the mirror's columns.
     :param key: the columns of the mirror's key, if the user names them.
-    :param stops: a bad record ends the run.
+    :param stops: whether a bad record ends the run.
     """
 
     names: ColumnNames = field(default_factory=ColumnNames)
@@ -75,7 +75,7 @@ class EventPayload(PayloadFormats):
 
     @property
     def parts(self) -> frozenset[RecordPart]:
-        """The parts of records that decoding reads; always keys, since they show changes of the database's key."""
+        """The parts of records that decoding reads; always keys, since keys show changes of the database's key."""
         return super().parts | {RecordPart.KEY}
 
     def remedy(self, reason: str) -> str:
@@ -104,18 +104,18 @@ class EventPayload(PayloadFormats):
         return own
 
     def defines_columns(self, first: RawBatch) -> bool:
-        """Return whether first records may have a row, unlike tombstones, Debezium's own records and truncations."""
+        """Return whether first records may have a row, unlike tombstones, truncations and Debezium's own records."""
         keyless = self._possible_truncations(first)
         return keyless is None or (bool(keyless) and not self._are_truncations(first, keyless))
 
     def keeps_for_later(self, first: RawBatch) -> bool:
-        """Return whether first records without a row are to wait: a later row may be older than a truncation."""
+        """Return whether first records without a row must wait for a row: a truncation may remove an older row."""
         return bool(self._possible_truncations(first))
 
     def _possible_truncations(self, first: RawBatch) -> list[int] | None:
         """Return the indices of the records that may be truncations, or None if an event has a key.
 
-        A truncation is an event without a key. All records may be events except tombstones and Debezium's own records.
+        A truncation is an event without a key. Tombstones and Debezium's own records are no events.
         """
         has_key = [False] * len(first) if first.keys is None else first.keys.is_valid().to_pylist()
         found = []
@@ -141,7 +141,7 @@ class EventPayload(PayloadFormats):
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the decoder of events for the columns of a row.
 
-        :param schema: may also have the columns of an event, which are added otherwise.
+        :param schema: the columns of a row, with or without the further columns of events.
         """
         events = _EventDecoder(self, event_columns(schema))
         return BadEventExplainer(events, self.columns, self.names.table, self.out_of_range, self.stops)
@@ -198,7 +198,7 @@ class _EventDecoder:
     def __init__(self, payload: EventPayload, schema: pa.Schema) -> None:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
-        # The decoder for the last batch's columns, which the next batch mostly has, too.
+        # The decoder for the last batch's columns: the next batch mostly has the same columns.
         self._decoder = payload.of_columns(with_image(schema, payload.key))
         # Cache of the schemas next to keys.
         self._prefixes: dict[bytes, str] = {}
@@ -209,7 +209,7 @@ class _EventDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch.
 
-        A column of the database that the mirror does not have becomes a column of the rows. Raises MirrorStopped for
+        A column of the database that the mirror lacks becomes a column of the rows. Raises MirrorStopped for
         columns that the mirror can't have, SchemaRefused, and the registry's errors.
         """
         schema = self._with(self._schema, self._schemas.row(batch))
@@ -241,7 +241,7 @@ class _EventDecoder:
             raise place_unknown(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
 
     def _with_times(self, batch: RawBatch, decoded: DecoderResult, rows: pa.Table) -> pa.Table:
-        """Return events with the times of their commits, in microseconds. Raises MirrorStopped for an event without."""
+        """Return events with the times of their commits, in microseconds. Raises MirrorStopped for a missing time."""
         times = pc.multiply(_member(one_array(rows[SOURCE]), "ts_ms").cast(pa.int64()), 1000)
         if times.null_count:
             kept = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
@@ -250,7 +250,7 @@ class _EventDecoder:
         return rows.append_column(TIME, times)
 
     def _key_names(self, batch: RawBatch, decoded: DecoderResult) -> pa.Array:
-        """Return the columns of each record's key, see `record_keys.names_in`, without the bad records."""
+        """Return the columns of each good record's key, see `record_keys.names_in`."""
         keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
         if decoded.bad:
             keys = keys.take(pa.array(np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])))
@@ -333,7 +333,7 @@ def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) 
 
 
 def log_places(sequence: pa.Array, lsn: pa.Array, ops: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the commit before each event's transaction, and the position after it; null without a position.
+    """Return the commit before each event's transaction, null if unknown, and the position after the commit.
 
     See `_places`.
     """
@@ -349,11 +349,13 @@ def is_streamed(ops: pa.Array) -> pa.Array:
 
 
 def _integers(parts: pa.Array, name: str) -> pa.Array:
+    """Return a group of a regular expression's matches as integers; null for an empty or missing group."""
     text = pc.struct_field(parts, name)
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text).cast(pa.int64())
 
 
 def _member(source: pa.Array, name: str) -> pa.Array:
+    """Return a field of events' sources; nulls if the sources lack the field."""
     if source.type.get_field_index(name) < 0:
         return pa.nulls(len(source), pa.string())
     return pc.struct_field(source, name)
@@ -402,7 +404,7 @@ class BadEventExplainer:
         return decoded
 
     def _stop(self, batch: RawBatch, decoded: DecoderResult) -> MirrorStopped | None:
-        # The error for the first bad record, or None if the record does not show a change of the database.
+        """Return the error for the first bad record, or None if the record does not show a change of the database."""
         bad = decoded.bad[0]
         name = _column(bad, decoded.rows.schema.names)
         # NULL has no type.
@@ -428,7 +430,7 @@ class BadEventExplainer:
         return MirrorStopped(self.table, StopReason.VALUE_OUT_OF_RANGE, problem, remedy.format(column=name))
 
     def _event_type(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
-        # The column's type in the event itself, by a batch of this single record; None if unknown.
+        """Return a column's type in the event at an index, by a batch of this single record; None if unknown."""
         try:
             columns = self.columns(batch.cut(slice(at, at + 1)))
         except LakestreamError:
@@ -439,7 +441,7 @@ class BadEventExplainer:
 def _column(bad: BadRow, names: Sequence[str]) -> str | None:
     """Return the column with the bad value, or None if the record is bad as a whole."""
     # The reason begins with the path of the value: the image, then the column, then maybe a field or an item. A
-    # longer name of a column may begin with a shorter one.
+    # column's name may begin with another column's name.
     for image in IMAGES:
         path = bad.reason.removeprefix(f"{image}.")
         if path != bad.reason:

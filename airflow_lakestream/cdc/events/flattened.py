@@ -65,20 +65,23 @@ class FlattenedRecords:
         return pc.coalesce(binlog_commit, commit), pc.if_else(is_binlog_event, binlog_rows(source), position)
 
     def times(self) -> pa.Array:
-        """Return the times of the changes in microseconds; null without one."""
+        """Return the times of the changes in microseconds; null for a record without a time."""
         return pc.multiply(self._column(TIME_FIELD, pa.int64()), 1000)
 
     def whole_events(self) -> Mask:
-        """Return a mask of the records that are whole events, which do not belong among flattened ones."""
+        """Return a mask of the records that are whole events: a topic of flattened events must not have any."""
         mask = np.zeros(len(self.rows), np.bool_)
         images = [column for name in IMAGES if (column := self._column(name)) is not None]
         source, op = self._column("source"), self._column("op")
         if images and source is not None and op is not None and t.is_struct(source.type):
             is_event = source.is_valid().to_numpy(zero_copy_only=False) & op.is_valid().to_numpy(zero_copy_only=False)
-            mask |= is_event & np.logical_or.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in images])
+            mask |= is_event & np.logical_or.reduce(
+                [image.is_valid().to_numpy(zero_copy_only=False) for image in images]
+            )
         return mask
 
     def _column(self, name: str, kind: pa.DataType | None = None) -> pa.Array | None:
+        """Return a column, cast to a type if given. Without the column: nulls of the type, or None without a type."""
         if name in self.rows.column_names:
             column = one_array(self.rows[name])
             return column if kind is None else column.cast(kind)
@@ -86,5 +89,5 @@ class FlattenedRecords:
 
 
 def place_columns(names: Sequence[str]) -> str:
-    """Return those of a table's column names that are names of log positions, as a text for errors."""
-    return ", ".join(name for name in names if name in {_PREFIX + one for one in _LOG_FIELDS})
+    """Return the names of columns with log positions, among a table's column names, as a text for errors."""
+    return ", ".join(name for name in names if name in {_PREFIX + field for field in _LOG_FIELDS})

@@ -25,16 +25,17 @@ from airflow_lakestream.tables.row_buffer import one_array
 
 Mask = np.ndarray
 FieldPath = tuple[str, ...]
-# White space, then a brace.
+# The beginning of a JSON object: white space, then a brace.
 _OBJECT = r"^[ \t\r\n]*\{"
 _TEXTS = (KeyFormat.STRING, KeyFormat.RAW)
 
 
 @dataclass
 class KeyValues:
-    """Values of the key's columns in Kafka keys, and the reasons of bad Kafka keys by position.
+    """Values of the mirror's key in a batch's Kafka keys.
 
-    `columns` has null for a record without the value.
+    :param columns: a row for each record; null for a missing value.
+    :param reasons: the reasons of bad Kafka keys, by the record's index in the batch.
     """
 
     columns: pa.Table
@@ -59,6 +60,7 @@ class KafkaKeyReader:
     make: Callable[[pa.Schema], ColumnDecoder]
 
     def __post_init__(self) -> None:
+        # By Avro schema, whether the schema is one of a record.
         self._records: dict[Writer, bool] = {}
         if self.format not in _TEXTS:
             return
@@ -74,25 +76,29 @@ class KafkaKeyReader:
         """Return the values in the keys of records. Raises SchemaRefused, and the registry's errors."""
         keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
         reasons = dict.fromkeys(bare(batch, KEY), f"the key: {named_by_header(KEY)}") if self._names_schemas else {}
-        there = keys.is_valid().to_numpy(zero_copy_only=False) & good_mask(len(batch), reasons)
-        is_record = there & self._record_mask(keys)
-        found = KeyValues(
-            pa.Table.from_arrays([pa.nulls(len(batch), one.type) for one in self.columns], schema=self.columns)
+        is_readable = keys.is_valid().to_numpy(zero_copy_only=False) & good_mask(len(batch), reasons)
+        is_record = is_readable & self._record_mask(keys)
+        values = KeyValues(
+            pa.Table.from_arrays([pa.nulls(len(batch), column.type) for column in self.columns], schema=self.columns)
         )
-        found.reasons.update(reasons)
-        whole = replace(batch, values=keys, keys=None, headers=None)
-        self._add(found, whole, is_record, is_record=True)
-        is_bare = there & ~is_record
+        values.reasons.update(reasons)
+        keys_as_values = replace(batch, values=keys, keys=None, headers=None)
+        self._add(values, keys_as_values, is_record, is_record=True)
+        is_bare = is_readable & ~is_record
         if self._takes_bare:
-            self._add(found, whole, is_bare, is_record=False)
+            self._add(values, keys_as_values, is_bare, is_record=False)
         elif is_bare.any():
             names = ", ".join(self.columns.names)
             problem = f"the key: it is no object or record with the fields {names}"
-            found.reasons.update(dict.fromkeys(np.flatnonzero(is_bare).tolist(), problem))
-        return found
+            values.reasons.update(dict.fromkeys(np.flatnonzero(is_bare).tolist(), problem))
+        return values
 
-    def _add(self, found: KeyValues, batch: RawBatch, mask: Mask, *, is_record: bool) -> None:
-        """Put the values of some keys into `found`."""
+    def _add(self, key_values: KeyValues, batch: RawBatch, mask: Mask, *, is_record: bool) -> None:
+        """Decode the keys of a mask, and add their values to `key_values`.
+
+        :param batch: the keys in place of values.
+        :param is_record: whether these keys are objects or records with fields; otherwise they are bare values.
+        """
         places = np.flatnonzero(mask)
         if not len(places):
             return
@@ -100,21 +106,23 @@ class KafkaKeyReader:
         decoded = decoder.decode(pick(batch, places))
         for row in decoded.bad:
             reason = row.reason.removeprefix(f"{KEY_COLUMN}.").removeprefix(f"{KEY_COLUMN}: ")
-            found.reasons[int(places[row.index])] = f"the key: {reason}"
+            key_values.reasons[int(places[row.index])] = f"the key: {reason}"
         good = places[good_mask(len(places), [row.index for row in decoded.bad])]
-        at = np.full(len(batch), -1)
-        at[good] = np.arange(len(good))
-        taken = pa.array(at, mask=at < 0)
+        # For each record of the batch the index of its decoded row, or -1.
+        row_of = np.full(len(batch), -1)
+        row_of[good] = np.arange(len(good))
+        indices = pa.array(row_of, mask=row_of < 0)
         column = one_array(decoded.rows[0])
         # Fields of a null record are null, too.
         values = [pc.struct_field(column, list(path)) for path in self.paths] if is_record else [column]
         columns = [
-            pc.coalesce(one_array(old), new.take(taken)) for old, new in zip(found.columns.columns, values, strict=True)
+            pc.coalesce(one_array(old), new.take(indices))
+            for old, new in zip(key_values.columns.columns, values, strict=True)
         ]
-        found.columns = pa.Table.from_arrays(columns, schema=self.columns)
+        key_values.columns = pa.Table.from_arrays(columns, schema=self.columns)
 
     def _record_mask(self, keys: pa.Array) -> Mask:
-        """Return a mask of the keys with fields by name; the others are bare values."""
+        """Return a mask of the keys that are objects or records with fields; other keys are bare values."""
         if self.format in _TEXTS:
             return np.zeros(len(keys), np.bool_)
         if self.format == ValueFormat.AVRO:
@@ -129,12 +137,15 @@ class KafkaKeyReader:
         return is_object
 
     def _is_record(self, writer: Writer) -> bool:
-        # Of a schema of Avro. An unknown one may be registered in a moment, and the decoder names it.
+        """Return whether an Avro schema is one of a record; an unknown schema counts as one.
+
+        The decoder then makes the error for the unknown schema. It is not cached, since it may be registered soon.
+        """
         if writer not in self._records:
-            found = self.finder.by_head(self.format, bytes(writer)) if isinstance(writer, bytes) else None
-            if found is None:
+            schema = self.finder.by_head(self.format, bytes(writer)) if isinstance(writer, bytes) else None
+            if schema is None:
                 return True
-            self._records[writer] = t.is_struct(FORMATS[self.format].key_type_of(found))
+            self._records[writer] = t.is_struct(FORMATS[self.format].key_type_of(schema))
         return self._records[writer]
 
     @property
@@ -143,11 +154,12 @@ class KafkaKeyReader:
 
     @property
     def _takes_bare(self) -> bool:
+        """Whether a key may be a bare value instead of an object or a record."""
         return len(self.columns) == 1 and self.format != ValueFormat.JSON_SCHEMA
 
     @cached_property
     def _record_decoder(self) -> ColumnDecoder:
-        fields = [(path, one.type) for path, one in zip(self.paths, self.columns, strict=True)]
+        fields = [(path, column.type) for path, column in zip(self.paths, self.columns, strict=True)]
         return self.make(pa.schema([pa.field(KEY_COLUMN, struct_of(fields))]))
 
     @cached_property
@@ -156,14 +168,14 @@ class KafkaKeyReader:
 
 
 def columns_in_keys(kind: pa.DataType, paths: Mapping[str, FieldPath]) -> list[pa.Field]:
-    """Return the columns of a mirror's key in Kafka keys of a type.
+    """Return the columns of a mirror's key that Kafka keys of a type have.
 
-    :param paths: the path of the field in Kafka keys of each column of the key.
+    :param paths: by column of the mirror's key, the path of its field in Kafka keys.
     """
     if not t.is_struct(kind):
         return [pa.field(next(iter(paths)), kind)] if len(paths) == 1 else []
-    found = {name: type_at(kind, path) for name, path in paths.items()}
-    return [pa.field(name, one) for name, one in found.items() if one is not None]
+    types = {name: type_at(kind, path) for name, path in paths.items()}
+    return [pa.field(name, type_) for name, type_ in types.items() if type_ is not None]
 
 
 def type_at(kind: pa.DataType, path: FieldPath) -> pa.DataType | None:
@@ -177,7 +189,12 @@ def type_at(kind: pa.DataType, path: FieldPath) -> pa.DataType | None:
 
 def struct_of(fields: Sequence[tuple[FieldPath, pa.DataType]]) -> pa.DataType:
     """Return the struct with fields at these paths."""
+    # By the name of a member, the paths within the member; an empty path is the member itself.
     members = dict[str, list[tuple[FieldPath, pa.DataType]]]()
     for path, kind in fields:
         members.setdefault(path[0], []).append((path[1:], kind))
-    return pa.struct([(name, inner[0][1] if not inner[0][0] else struct_of(inner)) for name, inner in members.items()])
+    types = dict[str, pa.DataType]()
+    for name, inner in members.items():
+        path, kind = inner[0]
+        types[name] = struct_of(inner) if path else kind
+    return pa.struct(list(types.items()))

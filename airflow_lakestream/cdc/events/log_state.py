@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, GTID, MILLIS, OP, READ, READ_LAST, SERVER
 
-# Of an event's source: the file, the byte, and the number of the row in the event.
+# Fields of an event's source: the file, the byte in the file, and the number of the row in the event.
 BINLOG_FILE, _BYTE, _ROW = "file", "pos", "row"
 BINLOG_FIELDS = (
     (BINLOG_FILE, pa.string()),
@@ -27,7 +27,8 @@ BINLOG_FIELDS = (
     ("gtid", pa.string()),
     ("server_id", pa.int64()),
 )
-# Instead of a transaction's number: transactions are never mixed in the log, and keys are checked with each row.
+# In place of a transaction's number, for an event of a log in which transactions come one after the other: the database
+# has checked the keys after each row, not only at the end of a transaction.
 SERIAL = -1
 
 _NUMBER = r"\.(?P<number>\d{1,9})$"
@@ -37,10 +38,9 @@ _BYTES = 2**32
 
 def binlog_places(source: pa.Array) -> pa.Array:
     """Return the events' log positions as numbers, growing with the log; null for events of another kind of log."""
-    number = pc.struct_field(pc.extract_regex(_member(source, BINLOG_FILE, pa.string()), _NUMBER), "number").cast(
-        pa.int64()
-    )
-    return pc.add(pc.multiply(number, _BYTES), _member(source, _BYTE, pa.int64()))
+    parts = pc.extract_regex(_member(source, BINLOG_FILE, pa.string()), _NUMBER)
+    file_number = pc.struct_field(parts, "number").cast(pa.int64())
+    return pc.add(pc.multiply(file_number, _BYTES), _member(source, _BYTE, pa.int64()))
 
 
 def first_without_position(source: pa.Array) -> int | None:
@@ -50,21 +50,21 @@ def first_without_position(source: pa.Array) -> int | None:
     """
     byte = _member(source, _BYTE, pa.int64())
     lacking = pc.and_(_member(source, BINLOG_FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
-    found = pc.index(lacking, True).as_py()
-    return None if found < 0 else int(found)
+    index = pc.index(lacking, True).as_py()
+    return None if index < 0 else int(index)
 
 
 def log_columns(source: pa.Array) -> Sequence[pa.Array]:
     """Return GTID, server id, and time in milliseconds of each event; null for events of another kind of log.
 
-    The time is -1 if the source has no time. All three are null also for rows of an incremental snapshot: they have the
-    stream's position, but were read later.
+    The time is -1 if the source has no time. The values are null also for rows of an incremental snapshot: these rows
+    have the stream's position, but were read later.
     """
     is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
     has_place = pc.and_(binlog_places(source).is_valid(), pc.invert(is_incremental))
     names = (("gtid", pa.string()), ("server_id", pa.int64()), ("ts_ms", pa.int64()))
-    found = [pc.if_else(has_place, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
-    return [*found[:2], pc.if_else(has_place, pc.fill_null(found[2], -1), pa.scalar(None, pa.int64()))]
+    columns = [pc.if_else(has_place, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
+    return [*columns[:2], pc.if_else(has_place, pc.fill_null(columns[2], -1), pa.scalar(None, pa.int64()))]
 
 
 def binlog_rows(source: pa.Array) -> pa.Array:
@@ -73,15 +73,17 @@ def binlog_rows(source: pa.Array) -> pa.Array:
 
 
 def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    """Return a field of events' sources; nulls of a type if the sources lack the field."""
     return pc.struct_field(source, name) if source.type.get_field_index(name) >= 0 else pa.nulls(len(source), kind)
 
 
-# MariaDB counts transactions by domain, with the server that wrote one; MySQL by the server's UUID.
+# MariaDB numbers transactions by domain, and a GTID has the server that wrote the transaction; MySQL numbers
+# transactions by the server's UUID.
 _MARIADB = r"^(?P<source>\d+)-(?P<server>\d+)-(?P<number>\d{1,18})$"
 _MYSQL = r"^(?P<source>.+):(?P<number>\d{1,18})$"
 
 
-# Reasons for an unknown order of an event.
+# Reasons for an unknown order of an event, as predicates of the event; empty for a known order.
 PROBLEMS = (
     "",
     "was committed after all that came before, and its place in the log or its GTID is before theirs",
@@ -98,12 +100,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GtidState:
-    """State of a source of GTIDs in a partition; -1 if nothing was seen.
+    """State of a source of GTIDs in a partition, after the last event read; -1 for an unknown number.
 
     :param number: the greatest number.
     :param begin: the place of the first event with this number; -1 also if the event is in an earlier era.
-    :param millis: the greatest time of a transaction.
-    :param since: the first number with this time.
+    :param millis: the greatest time of a transaction, in milliseconds.
+    :param since: the first number with the time `millis`.
     :param servers: the greatest number of each server, for MariaDB.
     """
 
@@ -116,16 +118,16 @@ class GtidState:
 
 @dataclass(frozen=True)
 class LogState:
-    """State of a table's binary log in a partition, after the last event read; -1 if nothing was seen.
+    """State of a table's binary log in a partition, after the last event read; -1 for an unknown number.
 
     :param era: the number of the log: each log that continues another one has the next number.
     :param place: the greatest place of a streamed event in the era.
-    :param millis: the greatest time of a streamed event.
-    :param since: the first place with this time.
+    :param millis: the greatest time of a streamed event, in milliseconds.
+    :param since: the first place with the time `millis`.
     :param read: the greatest place of a row read by a snapshot in the era.
-    :param read_millis: the time of this row.
+    :param read_millis: the time of the row at the place `read`, in milliseconds.
     :param server: the server of the last event without a GTID; 0 before the first such event.
-    :param gtids: by source of GTIDs.
+    :param gtids: the state of each source of GTIDs.
     """
 
     era: int = 0
@@ -139,16 +141,16 @@ class LogState:
 
     def in_era(self, era: int) -> LogState:
         """Return the state at the beginning of another log: places begin again, numbers of GTIDs and times continue."""
-        gtids = {name: replace(one, begin=-1) for name, one in self.gtids.items()}
+        gtids = {name: replace(state, begin=-1) for name, state in self.gtids.items()}
         return replace(self, era=era, place=-1, since=-1, read=-1, read_millis=-1, gtids=gtids)
 
 
 @dataclass(frozen=True)
 class EventPlaces:
-    """Places of events in the binary log, as columns; -1 for missing numbers, None for missing texts.
+    """Places of events in the binary log, each parameter with an item for each event: -1 or None if missing.
 
     :param place: the log position, see `binlog_places`.
-    :param millis: the time of the transaction.
+    :param millis: the time of the transaction, in milliseconds.
     :param server: the id of the server.
     :param number: the number in the GTID.
     :param source: the source of the GTID: MariaDB's domain, or MySQL's UUID of a server.
@@ -171,36 +173,38 @@ class EventPlaces:
     def of(cls, events: pa.Table) -> EventPlaces:
         """Return the places of change events."""
         ids = events[GTID].combine_chunks().dictionary_encode()
-        maria, mysql = (pc.extract_regex(ids.dictionary, pattern) for pattern in (_MARIADB, _MYSQL))
-        domain, uuid = (pc.struct_field(one, "source") for one in (maria, mysql))
-        number = pc.coalesce(*(pc.struct_field(one, "number").cast(pa.int64()) for one in (maria, mysql)))
-        server = pc.coalesce(pc.struct_field(maria, "server"), pc.if_else(uuid.is_valid(), "", uuid))
+        mariadb, mysql = (pc.extract_regex(ids.dictionary, pattern) for pattern in (_MARIADB, _MYSQL))
+        domain, uuid = (pc.struct_field(parts, "source") for parts in (mariadb, mysql))
+        number = pc.coalesce(*(pc.struct_field(parts, "number").cast(pa.int64()) for parts in (mariadb, mysql)))
+        server = pc.coalesce(pc.struct_field(mariadb, "server"), pc.if_else(uuid.is_valid(), "", uuid))
         # Events without a GTID get the last item of each array, -1 or None.
-        at = pc.fill_null(ids.indices, len(ids.dictionary)).to_numpy()
+        indices = pc.fill_null(ids.indices, len(ids.dictionary)).to_numpy()
         return cls(
             place=events[COMMIT].to_numpy(),
             millis=_ints(events[MILLIS]),
             server=_ints(events[SERVER]),
-            number=np.append(_ints(number), -1)[at],
-            source=np.array([*pc.coalesce(domain, uuid).to_pylist(), None], object)[at],
-            of_server=np.array([*server.to_pylist(), None], object)[at],
+            number=np.append(_ints(number), -1)[indices],
+            source=np.array([*pc.coalesce(domain, uuid).to_pylist(), None], object)[indices],
+            of_server=np.array([*server.to_pylist(), None], object)[indices],
             is_read=pc.is_in(events[OP], pa.array([READ, READ_LAST])).to_numpy(),
             has_place=events[MILLIS].is_valid().to_numpy(),
         )
 
-    def take(self, at: Any) -> EventPlaces:
-        """Return the places of selected events."""
-        return EventPlaces(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
+    def take(self, selection: Any) -> EventPlaces:
+        """Return the places of the events that an index array or a slice selects."""
+        return EventPlaces(*(getattr(self, name)[selection] for name in self.__dataclass_fields__))
 
 
 def _ints(column: pa.Array | pa.ChunkedArray) -> Ints:
+    """Return a column of integers, with -1 for null."""
     return np.asarray(pc.fill_null(column, -1)).astype(np.int64)
 
 
 class _RunningMaximum:
-    """Running maximum of values: `most` has the maximum before each event, and after the last event.
+    """Running maximum of values, one value for each event.
 
     :param start: the maximum before the first event.
+    :ivar most: the maximum before each event, and after the last event.
     """
 
     def __init__(self, values: Ints, start: int) -> None:
@@ -209,10 +213,14 @@ class _RunningMaximum:
 
     @property
     def before(self) -> Ints:
+        """The maximum before each event."""
         return self.most[:-1]
 
     def at_rise(self, other: Ints, start: int) -> Ints:
-        # The item of `other` at the last rise before each event, and after the last event; `start` without a rise.
+        """Return the item of `other` at the last rise of the maximum: before each event, and after the last event.
+
+        The result is `start` if the maximum has not risen yet.
+        """
         rise_indices = np.where(self.values > self.before, np.arange(len(self.values)), -1)
         last = np.maximum.accumulate(np.concatenate([[-1], rise_indices]))
         return np.where(last < 0, start, np.concatenate([other, [0]])[last])
@@ -223,37 +231,42 @@ class _GtidHistory:
 
     :param name: the source.
     :param seen: the state before the first event.
+    :ivar own: a mask of the events with a GTID of this source.
+    :ivar is_strange: a mask of the events with a number that the source has shown before, or an earlier one, although
+        their server has shown only earlier numbers.
     """
 
     def __init__(self, places: EventPlaces, name: str, seen: GtidState) -> None:
         self.name, self.own = name, places.source == name
         self.is_of_mariadb = np.bool_(name.isdigit())
-        numbers, millis = (np.where(self.own, one, -1) for one in (places.number, places.millis))
+        numbers, millis = (np.where(self.own, column, -1) for column in (places.number, places.millis))
         self.numbers, self.millis = _RunningMaximum(numbers, seen.number), _RunningMaximum(millis, seen.millis)
         self.begin, self.since = (
             self.numbers.at_rise(places.place, seen.begin),
             self.millis.at_rise(places.number, seen.since),
         )
         servers = {*seen.servers, *set(places.of_server[self.own].tolist())}
-        of_server = {one: self.own & (places.of_server == one) for one in servers}
+        of_server = {server: self.own & (places.of_server == server) for server in servers}
         self.servers = {
-            one: _RunningMaximum(np.where(own, places.number, -1), seen.servers.get(one, -1))
-            for one, own in of_server.items()
+            server: _RunningMaximum(np.where(own, places.number, -1), seen.servers.get(server, -1))
+            for server, own in of_server.items()
         }
-        # Strange: the source has shown the number or a later one, but this server has shown only earlier numbers.
         self.is_strange = np.zeros(len(self.own), np.bool_)
-        for one, own in of_server.items():
+        for server, own in of_server.items():
             shown = places.number <= self.numbers.before
-            self.is_strange |= own & shown & (places.number > self.servers[one].before)
+            self.is_strange |= own & shown & (places.number > self.servers[server].before)
 
     def after(self, length: int) -> GtidState:
-        servers = {one: int(running.most[length]) for one, running in self.servers.items()}
-        number, millis = (int(one.most[length]) for one in (self.numbers, self.millis))
+        """Return the state after the first `length` events."""
+        servers = {server: int(running.most[length]) for server, running in self.servers.items()}
+        number, millis = (int(running.most[length]) for running in (self.numbers, self.millis))
         return GtidState(number, int(self.begin[length]), millis, int(self.since[length]), servers)
 
 
 class LogComparison:
     """Comparison of each event with the state of the log before the event.
+
+    A mask of events, as most methods return, has an item for each event.
 
     :param seen: the state before the first event.
     :param starts: see `BinaryLogs`.
@@ -267,20 +280,20 @@ class LogComparison:
         self._since = self._times.at_rise(places.place, seen.since)
         self._reads = _RunningMaximum(np.where(places.has_place & places.is_read, places.place, -1), seen.read)
         self._read_at = self._reads.at_rise(places.millis, seen.read_millis)
-        names = {*seen.gtids, *(one for one in set(places.source.tolist()) if one is not None)}
-        self._sources = {one: _GtidHistory(places, one, seen.gtids.get(one, GtidState())) for one in names}
+        names = {*seen.gtids, *(name for name in set(places.source.tolist()) if name is not None)}
+        self._sources = {name: _GtidHistory(places, name, seen.gtids.get(name, GtidState())) for name in names}
         self._bare = streamed & (places.number < 0)
         self._servers = self._bare & (places.server > 0)
-        at = np.where(self._servers, np.arange(len(self._servers)), -1)
-        last = np.maximum.accumulate(np.concatenate([[-1], at]))
+        server_indices = np.where(self._servers, np.arange(len(self._servers)), -1)
+        last = np.maximum.accumulate(np.concatenate([[-1], server_indices]))
         self._last_server = np.where(last < 0, seen.server, np.concatenate([places.server, [0]])[last])
 
-    def _of_sources(self, of: Callable[[_GtidHistory], npt.NDArray[Any]]) -> Mask:
-        # A mask of the events for which `of` is true, given the event's own source.
-        found = np.zeros(len(self._streamed), np.bool_)
-        for one in self._sources.values():
-            found |= one.own & of(one)
-        return found
+    def _of_sources(self, condition: Callable[[_GtidHistory], npt.NDArray[Any]]) -> Mask:
+        """Return a mask of the events for which a condition holds, given the history of the event's own source."""
+        mask = np.zeros(len(self._streamed), np.bool_)
+        for source in self._sources.values():
+            mask |= source.own & condition(source)
+        return mask
 
     @cached_property
     def _falls(self) -> Mask:
@@ -290,35 +303,39 @@ class LogComparison:
     @cached_property
     def _is_new(self) -> Mask:
         """Events with a GTID number above all earlier numbers of the source."""
-        return self._of_sources(lambda one: self._events.number > one.numbers.before)
+        return self._of_sources(lambda source: self._events.number > source.numbers.before)
 
     @cached_property
     def _is_later(self) -> Mask:
         """Events committed after all earlier events, by the server's clock: not copies."""
         places, latest = self._events, self._times.before
-        # At the latest time itself, a copy has a number or a place from the first one of this time on.
-        same = places.millis == latest
-        by_number = self._of_sources(lambda one: (one.millis.before == latest) & (places.number < one.since[:-1]))
+        # An event at the latest time is a copy if its number, or without GTIDs its place, is at or above the first
+        # one of this time.
+        is_same_time = places.millis == latest
+        by_number = self._of_sources(
+            lambda source: (source.millis.before == latest) & (places.number < source.since[:-1])
+        )
         by_place = self._bare & (places.place < self._since[:-1])
-        later: Mask = (places.millis > latest) | (same & (by_number | by_place))
+        later: Mask = (places.millis > latest) | (is_same_time & (by_number | by_place))
         return later
 
     @cached_property
     def _precedes_snapshot(self) -> Mask:
         """Events with a place before the snapshot's and a commit after the snapshot: events of another log."""
-        read, when = self._reads.before, self._read_at[:-1]
-        return self._streamed & (self._events.place < read) & (self._events.millis > when)
+        read_place, read_time = self._reads.before, self._read_at[:-1]
+        return self._streamed & (self._events.place < read_place) & (self._events.millis > read_time)
 
     @cached_property
     def is_of_later_log(self) -> Mask:
         """Events of a later log, which continues the GTIDs; the first of these events ends the present log.
 
-        An event is of a later log if another partition has shown its number there; or if the number is new, but the
-        place is below an earlier place or the snapshot's.
+        An event is of a later log if another partition has shown its number in that log; or if the number is new, but
+        the place is below an earlier place or the snapshot's place.
         """
-        # Or the number is the last transaction's, and the place is before its beginning: the later log has it, too.
+        # A number of the last transaction at a place before the transaction's beginning: the later log has the
+        # transaction, too.
         is_last = self._of_sources(
-            lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
+            lambda source: (self._events.number == source.numbers.before) & (self._events.place < source.begin[:-1])
         )
         shown = np.zeros(len(self._streamed), np.bool_)
         for era in range(self._seen.era + 1, len(self._starts)):
@@ -326,29 +343,31 @@ class LogComparison:
         return shown | (self._falls & (self._is_new | is_last)) | (self._precedes_snapshot & self._is_new)
 
     def _has_begun(self, era: int) -> Mask:
-        # A mask of the events with a number from the first one of the era on.
-        first, none = self._starts[era], np.iinfo(np.int64).max
-        return self._streamed & self._of_sources(lambda one: self._events.number >= first.get(one.name, none))
+        """Return a mask of the events with a number at or above the first number of an era."""
+        starts, never = self._starts[era], np.iinfo(np.int64).max
+        return self._streamed & self._of_sources(lambda source: self._events.number >= starts.get(source.name, never))
 
     def first_new(self, length: int) -> Mapping[str, int]:
         """Return the first new number of each source among the first `length` events."""
         new = self._is_new[:length]
-        own = {name: np.flatnonzero(new & one.own[:length]) for name, one in self._sources.items()}
-        return {name: int(self._events.number[at[0]]) for name, at in own.items() if len(at)}
+        indices = {name: np.flatnonzero(new & source.own[:length]) for name, source in self._sources.items()}
+        return {
+            name: int(self._events.number[new_indices[0]]) for name, new_indices in indices.items() if len(new_indices)
+        }
 
-    def later_era(self, at: int) -> int | None:
-        """Return the last era begun at an event's GTID, or None if only the current era has begun."""
+    def later_era(self, index: int) -> int | None:
+        """Return the last era that has begun at the GTID of the event at `index`; None if only the current era has."""
         eras = range(len(self._starts) - 1, self._seen.era, -1)
-        return next((era for era in eras if self._has_begun(era)[at]), None)
+        return next((era for era in eras if self._has_begun(era)[index]), None)
 
     @cached_property
     def is_again(self) -> Mask:
-        """Copies of earlier events, by GTIDs."""
+        """Events that were sent again, by their GTIDs."""
         return self._falls & (self._events.number >= 0) & ~self._is_new
 
     @cached_property
     def is_behind_read(self) -> Mask:
-        """Snapshot rows of another log."""
+        """Rows that a snapshot of another log has read: their place is below an earlier place."""
         greatest = np.maximum(self._places.before, self._reads.before)
         return self._events.has_place & self._events.is_read & (self._events.place < greatest)
 
@@ -358,18 +377,19 @@ class LogComparison:
         :param several: whether there are several partitions.
         """
         # A server of MariaDB numbers the transactions of a domain as it writes them.
-        behind = self._of_sources(lambda one: one.is_of_mariadb & (self._events.number < one.numbers.before))
+        behind = self._of_sources(lambda source: source.is_of_mariadb & (self._events.number < source.numbers.before))
         began = ((self._falls & ~self._is_new) | (self._streamed & behind)) & self._is_later
         began |= self._precedes_snapshot & ~self._is_new
-        strange = self._of_sources(lambda one: one.is_strange)
+        strange = self._of_sources(lambda source: source.is_strange)
         # An event without a GTID does not show whether it belongs to the later log of another partition.
-        is_left = several and self._seen.era + 1 < len(self._starts)
-        alone = self._events.has_place & (self._events.number < 0) & np.bool_(is_left)
+        may_be_of_later_log = several and self._seen.era + 1 < len(self._starts)
+        is_undecided = self._events.has_place & (self._events.number < 0) & np.bool_(may_be_of_later_log)
         # In the order of `PROBLEMS`, from 1.
-        found = (began, strange, self._other_server(), self.is_behind_read & np.bool_(several), alone)
+        found = (began, strange, self._other_server(), self.is_behind_read & np.bool_(several), is_undecided)
         return np.select(found, [np.int64(number) for number in range(1, len(PROBLEMS))], np.int64(0))
 
     def _other_server(self) -> Mask:
+        """Return a mask of the events without GTID from another server than the last such event."""
         before = self._last_server[:-1]
         found: Mask = self._servers & (before > 0) & (self._events.server != before)
         return found
@@ -384,5 +404,5 @@ class LogComparison:
             read=int(self._reads.most[length]),
             read_millis=int(self._read_at[length]),
             server=int(self._last_server[length]),
-            gtids={name: one.after(length) for name, one in self._sources.items()},
+            gtids={name: source.after(length) for name, source in self._sources.items()},
         )

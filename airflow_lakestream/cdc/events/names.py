@@ -16,7 +16,7 @@ from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import DEFAULT, LakeFormat
 
-# The parts of an event besides the columns of its row.
+# Columns for the parts of an event next to its row, and the names of the parts.
 _EVENT_PARTS = {OP: "op", SOURCE: "source", IMAGE: "before"}
 
 
@@ -26,10 +26,10 @@ class ColumnNames:
 
     :param table: the mirror's name.
     :param renamed: column names, by the names in the database.
-    :param with_key: whether events carry the keys of their records.
+    :param with_key: whether events have a column with the keys of their records.
     :param rows: the rows of a key, which may have further columns.
     :param lake: the format of the table, which may reserve names.
-    :param of_records: the columns are those of plain records, not of a database's table.
+    :param of_records: whether the columns are those of plain records, not of a database's table.
     :param nested: columns of the key whose values are nested fields, in lower case.
     """
 
@@ -69,10 +69,10 @@ class ColumnNames:
         """
         if not self.renamed:
             return names
-        found = names.dictionary_encode()
-        lists = [json.loads(text) for text in found.dictionary.to_pylist()]
-        texts = [json.dumps([self.renamed.get(name, name) for name in one]) for one in lists]
-        return pa.array(texts, pa.string()).take(found.indices)
+        encoded = names.dictionary_encode()
+        lists = [json.loads(text) for text in encoded.dictionary.to_pylist()]
+        texts = [json.dumps([self.renamed.get(name, name) for name in columns]) for columns in lists]
+        return pa.array(texts, pa.string()).take(encoded.indices)
 
     def columns(self, row: Iterable[pa.Field], there: Iterable[str] = ()) -> list[pa.Field]:
         """Return the mirror's columns for the columns of the database's table, or for the fields of records.
@@ -81,30 +81,32 @@ class ColumnNames:
 
         Raises MirrorStopped for a name that the mirror can't have.
         """
-        named = {one.lower(): one for one in there}
-        found = []
-        for one in row:
-            if not self.of_records and (meant := _meant(one.name)) is not None:
-                raise name_garbled(self.table, one.name, meant)
-            name = self.renamed.get(one.name, one.name)
+        # By name in lower case, the names of all columns.
+        named = {name.lower(): name for name in there}
+        columns = []
+        for field_ in row:
+            if not self.of_records and (meant := _ungarbled(field_.name)) is not None:
+                raise name_garbled(self.table, field_.name, meant)
+            name = self.renamed.get(field_.name, field_.name)
             if (problem := self.problem(name)) is not None:
-                raise self.not_free(one.name, problem)
+                raise self.not_free(field_.name, problem)
             if (twin := named.setdefault(name.lower(), name)) != name:
                 problem = (
                     f"the mirror has a column {twin!r}, whose name differs in case only: engines take the two for one"
                 )
-                raise self.not_free(one.name, problem)
-            found.append(one.with_name(name))
-        if twice := [name for name, count in Counter(one.name for one in found).items() if count > 1]:
+                raise self.not_free(field_.name, problem)
+            columns.append(field_.with_name(name))
+        counts = Counter(column.name for column in columns)
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise self.not_free(twice[0], "another column is renamed to its name")
-        return found
+        return columns
 
     def not_free(self, name: str, reason: str) -> MirrorStopped:
         """Return the error for a column or a field with a name that the mirror can't have."""
         return name_not_free(self.table, name, reason, of_records=self.of_records)
 
     def problem(self, name: str) -> str | None:
-        """Return why the mirror can't have a column of this name, or None."""
+        """Return the reason why the mirror can't have a column of this name, or None for a good name."""
         if name.lower() in self.reserved or is_kept(name):
             return f"the mirror keeps the name {name.lower()} for itself"
         if bad := sorted(set(self.lake.characters_refused) & set(name)):
@@ -112,14 +114,14 @@ class ColumnNames:
         return None
 
 
-def _meant(name: str) -> str | None:
+def _ungarbled(name: str) -> str | None:
     """Return the database's name of a column garbled by Debezium's pgoutput reader, or None if not garbled.
 
     The reader widens each byte to a character, with its sign: a byte of 0x80 and more becomes one of U+FF80 to U+FFFF.
     """
-    if name.isascii() or not all(ord(one) < 0x80 or 0xFF80 <= ord(one) <= 0xFFFF for one in name):
+    if name.isascii() or not all(ord(char) < 0x80 or 0xFF80 <= ord(char) <= 0xFFFF for char in name):
         return None
     try:
-        return bytes(ord(one) & 0xFF for one in name).decode()
+        return bytes(ord(char) & 0xFF for char in name).decode()
     except (UnicodeDecodeError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""Notes of the decoder on events decoded together. By the notes, a driver need not read the values."""
+"""Notes of the decoder on a batch of events, by which a driver knows whether it has to read the values of rows."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def note_columns() -> pa.Schema:
 def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return events with the same notes in each row: `LEAVES_OUT`, `DELETES_HAVE_VALUES` and `ROW_BYTES`.
 
-    The first two are true if true for any of the events; the third is the average.
+    A flag is true if it is true for any of the events. `ROW_BYTES` is the average.
 
     :param key: the columns of the mirror's key, if the user names them.
     """
     other_columns = (*VERSION, *OF_EVENTS)
-    own = [name for name in events.column_names if name not in other_columns and not name.startswith(BEFORE)]
+    row_columns = [name for name in events.column_names if name not in other_columns and not name.startswith(BEFORE)]
     deletes = events.filter(pc.equal(events[OP], "d").fill_null(False))
     keys = set(key) or _keys_of_records(events)
     notes = (
-        any(left_out(events[name]).any() for name in own),
-        has_sent_values(deletes, [name for name in own if name not in keys]),
-        events.select(own).nbytes // max(1, len(events)),
+        any(left_out(events[name]).any() for name in row_columns),
+        has_sent_values(deletes, [name for name in row_columns if name not in keys]),
+        events.select(row_columns).nbytes // max(1, len(events)),
     )
     return _noted(events, notes)
 
 
 def with_notes_of_records(rows: pa.Table) -> pa.Table:
     """Return rows of plain records with the notes of `with_notes`: no value is left out, a deletion has only a key."""
-    own = [name for name in rows.column_names if name not in (*VERSION, *OF_EVENTS)]
-    notes = (False, False, rows.select(own).nbytes // max(1, len(rows)))
+    row_columns = [name for name in rows.column_names if name not in (*VERSION, *OF_EVENTS)]
+    notes = (False, False, rows.select(row_columns).nbytes // max(1, len(rows)))
     return _noted(rows, notes)
 
 

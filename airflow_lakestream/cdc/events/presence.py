@@ -1,4 +1,4 @@
-"""Columns that a plain record gives, for `merge="given"`: absent fields keep the row's values, and null is a value."""
+"""Columns given by a plain record, for `merge="given"`: absent fields keep the row's values, and null is a value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def given_fields(
     format_name: str,
     by_schema: Iterable[tuple[Sequence[str], Numbers]],
 ) -> pa.Array:
-    """Return for each row the columns that its record gives, as a list in JSON.
+    """Return for each row the columns given by its record, as a list in JSON: those whose fields the record has.
 
     In Protobuf a field without a value is absent, in Avro a field that the record's schema lacks; in JSON a member that
     the document lacks.
@@ -35,22 +35,25 @@ def given_fields(
     """
     names = list(fields.values())
     is_given = np.zeros((len(rows), len(names)), np.bool_)
-    for at, name in enumerate(names):
-        is_given[:, at] = rows[name].is_valid().to_numpy()
-    place_of = {one: at for at, one in enumerate(fields)}
+    for number, name in enumerate(names):
+        is_given[:, number] = rows[name].is_valid().to_numpy()
+    place_of = {field: number for number, field in enumerate(fields)}
     if format_name in (ValueFormat.JSON, ValueFormat.JSON_SCHEMA):
         framed = format_name == ValueFormat.JSON_SCHEMA
         for row in np.flatnonzero(~is_given.all(axis=1)).tolist():
             value = values[row].as_py()
             document = None if value is None else parse_document(value[HEADER:] if framed else value)
             if isinstance(document, dict):
-                is_given[row, [place_of[one] for one in document if one in place_of]] = True
-    for given, numbers in by_schema:
-        for one in given:
-            if one in place_of:
-                is_given[numbers, place_of[one]] = True
+                is_given[row, [place_of[field] for field in document if field in place_of]] = True
+    for names_in_schema, numbers in by_schema:
+        for field in names_in_schema:
+            if field in place_of:
+                is_given[numbers, place_of[field]] = True
     patterns, of_rows = np.unique(is_given, axis=0, return_inverse=True)
-    texts = [json.dumps([name for name, there in zip(names, one, strict=True) if there]) for one in patterns.tolist()]
+    texts = [
+        json.dumps([name for name, is_there in zip(names, pattern, strict=True) if is_there])
+        for pattern in patterns.tolist()
+    ]
     return pa.array(texts, pa.string()).take(pa.array(of_rows.reshape(-1)))
 
 
@@ -59,10 +62,10 @@ def given_mask(given: pa.ChunkedArray, name: str) -> Mask:
 
     :param given: the columns of each record, from `given_fields`.
     """
-    found = one_array(given).dictionary_encode()
-    there = np.array([name in json.loads(text) for text in found.dictionary.to_pylist()], np.bool_)
-    numbers = found.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    encoded = one_array(given).dictionary_encode()
+    gives_column = np.array([name in json.loads(text) for text in encoded.dictionary.to_pylist()], np.bool_)
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     mask = np.zeros(len(numbers), np.bool_)
-    known = np.flatnonzero(numbers >= 0)
-    mask[known] = there[numbers[known]]
+    valid = np.flatnonzero(numbers >= 0)
+    mask[valid] = gives_column[numbers[valid]]
     return mask

@@ -20,9 +20,9 @@ _NAMES = ("db", "schema", "table")
 
 
 class OldKeyState(StrEnum):
-    """State of the row's key before an update: another key, or unknown."""
+    """State of the row's key before an update; null for an unchanged key."""
 
-    # The key was another one: the row before is part of the event.
+    # The update has changed the key: the row before is part of the event.
     OTHER = "other"
     # Unknown: the mirror's key is not the database's, and the event has no row before.
     UNKNOWN = "unknown"
@@ -48,17 +48,17 @@ def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table
     :param names: the columns of the records' keys, see `record_keys.names_in`.
     """
     ops, source = rows[OP].combine_chunks(), rows[SOURCE].combine_chunks()
-    # A truncation never has a key.
+    # A truncation never has a key, so it has no columns of a key either.
     names = pc.if_else(pc.equal(ops, "t").fill_null(False), pa.scalar(None, pa.string()), names)
-    found = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
-    found = found.append_column(TABLE, _table(source))
+    events = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
+    events = events.append_column(TABLE, _table(source))
     is_serial = binlog_places(source).is_valid()
     transactions = pc.if_else(is_serial, pa.scalar(SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
-    found = found.append_column(TRANSACTION, transactions)
+    events = events.append_column(TRANSACTION, transactions)
     for name, column in zip(LOG, log_columns(source), strict=True):
-        found = found.append_column(name, column)
-    found = found.append_column(KEY_NAMES, names)
-    return _with_old(found, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else found
+        events = events.append_column(name, column)
+    events = events.append_column(KEY_NAMES, names)
+    return _with_old(events, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else events
 
 
 def is_serial(rows: pa.Table) -> bool:
@@ -69,39 +69,43 @@ def is_serial(rows: pa.Table) -> bool:
 
 
 def expanded(rows: pa.Table) -> pa.Table:
-    """Return events with a deletion of the old row, at the same position, before each change of a key.
+    """Split each change of a key into a deletion of the old row and a creation of the new row, at the same position.
 
-    Changes of a key are the updates with `OldKeyState.OTHER`: these become creations of the new row.
+    Changes of a key are the updates with `OldKeyState.OTHER`.
     """
     old_columns = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not old_columns:
         return rows
     moved = pc.equal(rows[OLD], str(OldKeyState.OTHER)).fill_null(False)
-    old = rows.filter(moved)
+    deletions = rows.filter(moved)
     for name in old_columns:
-        own = name.removeprefix(BEFORE)
-        old = _set(old, own, cast_to(old[name], rows.schema.field(own).with_nullable(True)))
-    old = _set(old, OP, pa.repeat(pa.scalar("d"), len(old)))
+        column = name.removeprefix(BEFORE)
+        deletions = _set(deletions, column, cast_to(deletions[name], rows.schema.field(column).with_nullable(True)))
+    deletions = _set(deletions, OP, pa.repeat(pa.scalar("d"), len(deletions)))
     # As Debezium does when its own key changes: the created row keeps the values that it leaves out.
-    new = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
-    return pa.concat_tables([old, new]).drop_columns(old_columns)
+    others = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
+    return pa.concat_tables([deletions, others]).drop_columns(old_columns)
 
 
 def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
-    # Only updates may change a key unnoticed. `there`: the row before has the whole key; `moved`: it is another key.
+    """Return events with the old key's state in the column `OLD`, and for changed keys with the row before.
+
+    :param image: the row before each event, or null.
+    """
+    # Only updates may change a key unnoticed. `has_old_key`: the row before has the whole key; `moved`: another key.
     is_update = pc.equal(rows[OP], "u").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
-    there = is_update & image.is_valid().to_numpy(zero_copy_only=False)
+    has_old_key = is_update & image.is_valid().to_numpy(zero_copy_only=False)
     moved = np.zeros(len(rows), np.bool_)
     for name in key:
         old, new = image.field(image.type.get_field_index(name)), one_array(rows[name])
-        old_key, new_key = (comparable(pa.table({"key": one}))["key"].combine_chunks() for one in (old, new))
-        same = pc.equal(old_key, new_key).fill_null(False).to_numpy(zero_copy_only=False)
+        old_key, new_key = (comparable(pa.table({"key": column}))["key"].combine_chunks() for column in (old, new))
+        is_same = pc.equal(old_key, new_key).fill_null(False).to_numpy(zero_copy_only=False)
         # An image without the key can't show a change.
-        moved |= there & ~same
-        there &= old.is_valid().to_numpy(zero_copy_only=False)
-    moved &= there
+        moved |= has_old_key & ~is_same
+        has_old_key &= old.is_valid().to_numpy(zero_copy_only=False)
+    moved &= has_old_key
     # Without the row before, an update may have changed columns that the record's key does not have.
-    unknown = is_update & ~there & _may_hide_a_change(rows[KEY_NAMES].combine_chunks(), key)
+    unknown = is_update & ~has_old_key & _may_hide_a_change(rows[KEY_NAMES].combine_chunks(), key)
     marks = pc.if_else(pa.array(moved), str(OldKeyState.OTHER), pa.scalar(None, pa.string()))
     rows = rows.append_column(OLD, pc.if_else(pa.array(unknown), str(OldKeyState.UNKNOWN), marks))
     # The row before is needed only for a changed key.
@@ -116,22 +120,24 @@ def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
     """Return a mask of records without all columns of the mirror's key: the missing columns may change unnoticed."""
     texts = [text for text in names.unique().to_pylist() if text not in (None, NO_KEY)]
     others = [text for text in texts if not set(key).issubset(as_list(text) or ())]
-    found: np.ndarray = pc.is_in(names, pa.array(others, pa.string())).to_numpy(zero_copy_only=False)
-    return found
+    mask: np.ndarray = pc.is_in(names, pa.array(others, pa.string())).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _table(source: pa.Array) -> pa.Array:
     """Return the name of each event's table, with schema and database; null for events without a table."""
     *spaces, table = (_member(source, name, pa.string()) for name in _NAMES)
-    found = table
+    names = table
     for space in reversed(spaces):
-        found = pc.coalesce(pc.binary_join_element_wise(space, found, "."), found)
-    return found
+        names = pc.coalesce(pc.binary_join_element_wise(space, names, "."), names)
+    return names
 
 
 def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    """Return a field of events' sources; nulls of a type if the sources lack the field."""
     return pc.struct_field(source, name) if source.type.get_field_index(name) >= 0 else pa.nulls(len(source), kind)
 
 
 def _set(rows: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return rows with a replaced column."""
     return rows.set_column(rows.column_names.index(name), rows.schema.field(name).with_nullable(True), column)

@@ -13,12 +13,15 @@ import pyarrow.compute as pc
 from airflow_lakestream.decode.connect.decoder import unwrapped
 from airflow_lakestream.registry.client import RegistryClient, SchemaNotFound
 
-# A record without a key.
+# The columns of a record without a key.
 NO_KEY = "[]"
+# The bytes of a schema id before a key, with the zero byte.
 _HEADER = 5
-# Keys of one topic have one form, or a few after a change of the key; keys of more forms are parsed one by one.
+# A form is a sequence of member names. Keys of one topic have one form, or a few after a change of the key; keys of
+# more forms are parsed one by one.
 _MOST_FORMS = 8
-# Not an object: begins with another character than a brace. (UTF-16 and UTF-32 have zeros next to each character.)
+# Text that is not an object: it begins with another character than a brace. (UTF-16 and UTF-32 have zeros next to each
+# character.)
 _NO_OBJECT = r"(?s)^[ \t\r\n]*([!-z|}~]([^\x00].*)?)?$"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 
@@ -29,57 +32,61 @@ def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[byt
     :param registry: has the schemas of keys that begin with a schema id; without a registry, such keys are unreadable.
     :param prefixes: Connect's schemas in earlier keys, by the keys' prefixes; new prefixes are added.
     """
-    found = np.full(len(keys), None, object)
+    texts = np.full(len(keys), None, object)
     is_null = keys.is_null().to_numpy(zero_copy_only=False)
-    found[is_null] = NO_KEY
+    texts[is_null] = NO_KEY
     has_id = pc.starts_with(keys, b"\x00").fill_null(False).to_numpy(zero_copy_only=False)
     if registry is not None and has_id.any():
-        _note_registered(keys, np.flatnonzero(has_id), registry, found)
+        _note_registered(keys, np.flatnonzero(has_id), registry, texts)
     in_json = np.flatnonzero(~is_null & ~has_id)
     for part in unwrapped(keys.take(pa.array(in_json)), prefixes) if len(in_json) else ():
-        _note_json(part.payloads, in_json[part.places], found)
-    return pa.array(found, pa.string())
+        _note_json(part.payloads, in_json[part.places], texts)
+    return pa.array(texts, pa.string())
 
 
 def as_list(names: str | None) -> list[str] | None:
     """Return the columns of a key, or None for an unreadable key."""
-    found: list[str] | None = None if names is None else json.loads(names)
-    return found
+    columns: list[str] | None = None if names is None else json.loads(names)
+    return columns
 
 
-def _note_json(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
-    """Note the columns of JSON keys in `found`; parse a single key of each form.
+def _note_json(keys: pa.Array, places: np.ndarray, texts: np.ndarray) -> None:
+    """Note the columns of JSON keys in `texts`, parsing a single key of each form.
 
-    :param places: the index of each key in `found`.
+    :param places: the index of each key in `texts`.
+    :param texts: for each key of the batch its columns, as a list in JSON.
     """
     # Text, such as StringConverter makes of keys, has as many forms as values.
     no_object = pc.match_substring_regex(keys, _NO_OBJECT).fill_null(False).to_numpy(zero_copy_only=False)
-    found[places[no_object]] = None
+    texts[places[no_object]] = None
     todo = np.flatnonzero(~no_object)
     for _ in range(_MOST_FORMS):
         if not len(todo):
             return
         names = _names(keys[int(todo[0])].as_py())
-        like = np.zeros(len(todo), np.bool_)
+        has_form = np.zeros(len(todo), np.bool_)
         if names:
-            some = keys.take(pa.array(todo))
-            like = pc.match_substring_regex(some, _form(names)).fill_null(False).to_numpy(zero_copy_only=False).copy()
+            todo_keys = keys.take(pa.array(todo))
+            has_form = (
+                pc.match_substring_regex(todo_keys, _form(names)).fill_null(False).to_numpy(zero_copy_only=False).copy()
+            )
         # The parsed key itself, also if it has no form.
-        like[0] = True
-        found[places[todo[like]]] = None if names is None else json.dumps(names)
-        todo = todo[~like]
-    for at in todo.tolist():
-        names = _names(keys[at].as_py())
-        found[places[at]] = None if names is None else json.dumps(names)
+        has_form[0] = True
+        texts[places[todo[has_form]]] = None if names is None else json.dumps(names)
+        todo = todo[~has_form]
+    for index in todo.tolist():
+        names = _names(keys[index].as_py())
+        texts[places[index]] = None if names is None else json.dumps(names)
 
 
 def _form(names: Sequence[str]) -> str:
-    # A pattern for objects with exactly these members, in this order.
+    """Return a pattern for JSON objects with exactly these members, in this order."""
     members = r"\s*,\s*".join(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names)
     return rf"(?s)^\s*\{{\s*{members}\s*\}}\s*$"
 
 
 def _names(key: bytes | None) -> list[str] | None:
+    """Return the names of a JSON key's members, or None if the key is not a JSON object."""
     if key is None:
         return []
     try:
@@ -89,16 +96,16 @@ def _names(key: bytes | None) -> list[str] | None:
     return list(document) if isinstance(document, dict) else None
 
 
-def _note_registered(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
-    """Note the columns of keys in Avro or JSON Schema in `found`, from the registered schemas.
+def _note_registered(keys: pa.Array, places: np.ndarray, registry: RegistryClient, texts: np.ndarray) -> None:
+    """Note the columns of keys in Avro or JSON Schema in `texts`, from the registered schemas.
 
-    :param places: the indices of these keys, in `keys` and in `found`.
+    :param places: the indices of these keys, in `keys` and in `texts`.
     """
     headers = pc.binary_slice(keys.take(pa.array(places)), 0, _HEADER).dictionary_encode()
     for number, header in enumerate(headers.dictionary.to_pylist()):
         names = _registered(registry, int.from_bytes(header[1:], "big"))
-        at = places[np.flatnonzero(headers.indices.to_numpy() == number)]
-        found[at] = None if names is None else json.dumps(names)
+        own_places = places[np.flatnonzero(headers.indices.to_numpy() == number)]
+        texts[own_places] = None if names is None else json.dumps(names)
 
 
 def _registered(registry: RegistryClient, schema_id: int) -> list[str] | None:

@@ -41,13 +41,13 @@ class RecordPayload(PayloadFormats):
     :param names: the names of the mirror's columns.
     :param key: the columns of the mirror's key.
     :param nested: the paths of the columns of the key whose values are nested fields of a record.
-    :param format_of_keys: of Kafka keys, which are decoded only where a value lacks the key.
+    :param format_of_keys: the format of Kafka keys, which are decoded only if a value lacks the mirror's key.
     :param sequence_by: the columns that order the records of a key; empty if offsets alone do.
-    :param delete_when: a SQL condition over a record's columns: such a record deletes its key; empty for no record.
+    :param delete_when: a SQL condition over a record's columns, by which a record deletes its key; empty for none.
     :param needs_timestamp: whether the first column of `sequence_by` has to be a timestamp.
-    :param statement: makes rows of values, before the key is taken; None if values are decoded into rows.
+    :param statement: makes rows of values, with the columns of the key; None if values are decoded into rows.
     :param is_flattened: whether records are Debezium's flattened events, in JSON perhaps with Connect's schema.
-    :param placeholder: the connector's text for a value that it leaves out: a record with it is bad.
+    :param placeholder: the connector's text for a value that it leaves out; a record with this text is bad.
     :param keeps_absent: whether rows note the columns that their records give.
     """
 
@@ -118,12 +118,12 @@ class RecordPayload(PayloadFormats):
     def name_rules(self) -> NameRules:
         """Rules for names of fields as columns; a record with a field of a reserved name is bad."""
         rules = super().name_rules
-        # The rules know what the table's readers take, and say so.
+        # `rules` refuses names that the table's readers can't have, with a better reason.
         own = self.names.reserved - frozenset(self.taken_columns)
         return replace(rules, reserved=rules.reserved | own, prefixes=(*rules.prefixes, "_cdc_"))
 
     def columns(self, first: RawBatch) -> pa.Schema:
-        """Return the columns of a new mirror: of the values, and columns of the key that only Kafka keys have.
+        """Return the columns of a new mirror: those of values, and columns of the key that only Kafka keys have.
 
         Raises InvalidArgument, SchemaRefused, MirrorStopped, and the registry's errors.
         """
@@ -133,7 +133,7 @@ class RecordPayload(PayloadFormats):
         return grown(own, self.key_columns(first, [name for name in self.key if name not in own.names]))
 
     def key_columns(self, first: RawBatch, names: Sequence[str]) -> pa.Schema:
-        """Return the columns among `names`, columns of the key, that the Kafka keys of first records have."""
+        """Return those of the key's columns in `names` that the Kafka keys of first records have."""
         if not names or first.keys is None or first.keys.null_count == len(first):
             return pa.schema([])
         kind = self.key_type(self.format_of_keys, first)
@@ -206,7 +206,7 @@ class RecordPayload(PayloadFormats):
         return super().documents(schema, unknown_fields)
 
     def with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
-        """Return the columns, with those for unknown fields of JSON. Raises MirrorStopped for a reserved name."""
+        """Return the columns and columns for unknown fields of JSON. Raises MirrorStopped for a reserved name."""
         there = self.of_fields(schema)
         found = grow(self.new_names.fields(there), leftovers, self.name_rules)
         for path, reason in found.refused.items():

@@ -1,4 +1,4 @@
-"""Columns of a mirror's rows in the schemas that records name, or have next to them."""
+"""Columns of a mirror's rows in the schemas of records: named by a schema id, or next to the value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.writer_schemas import Writer, writers
 from airflow_lakestream.tables.rising import Numbers
 
-# At any one time a topic has few schemas.
+# The greatest number of cached schemas: at any one time a topic has few schemas.
 _MOST = 1_000
-# Of the module: the schemas go to executors, and a lock does not.
+# A global of the module: `RecordSchemas` are pickled for executors, and a lock can't be pickled.
 _JOINING = threading.Lock()
 
 Row = Sequence[pa.Field]
@@ -33,56 +33,59 @@ class RecordSchemas:
     :param format: of the values, see `core.policies.ValueFormat`.
     :param finder: finds schemas that records name.
     :param table: the mirror's name.
-    :param of_records: records are rows, not change events.
+    :param of_records: whether records are rows, not change events.
     """
 
     format: str
     finder: SchemaFinder
     table: str
     of_records: bool = False
+    # Caches: see `writers`, and the columns of each schema.
     _prefixes: dict[bytes, str] = field(default_factory=dict)
     _rows: dict[Writer, Row] = field(default_factory=dict)
-    _found: dict[str, tuple[pa.Field, ColumnTypeOrigin]] = field(default_factory=dict)
+    # All columns until now, each with the first place where a schema had the column.
+    _columns: dict[str, tuple[pa.Field, ColumnTypeOrigin]] = field(default_factory=dict)
 
     def row(self, batch: RawBatch) -> Row:
-        """Return all columns of the schemas of all records until now, each with a type for all values.
+        """Return all columns in the schemas of this batch and all earlier batches, each with a type for all values.
 
-        Raises MirrorStopped without a common type, SchemaRefused, and the registry's errors.
+        Raises MirrorStopped if a column has no common type, SchemaRefused, and the registry's errors.
         """
-        rows = sorted(self._of_batch(batch), key=lambda one: one[1])
+        rows = sorted(self._of_batch(batch), key=lambda row_and_place: row_and_place[1])
         # A type widened by another thread meanwhile would be lost.
         with _JOINING:
             for row, place in rows:
-                for one in row:
-                    seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
-                    there, first = self._found.get(one.name, (one, seen))
-                    kind = joined_type(there.type, one.type)
+                for new in row:
+                    origin = ColumnTypeOrigin.at(new.type, batch.partition, batch.offsets[place])
+                    old, first = self._columns.get(new.name, (new, origin))
+                    kind = joined_type(old.type, new.type)
                     if kind is None:
-                        raise type_changed(self.table, one.name, first, seen, of_records=self.of_records)
-                    self._found[one.name] = (there.with_type(kind), first)
-            return [one for one, _ in self._found.values()]
+                        raise type_changed(self.table, new.name, first, origin, of_records=self.of_records)
+                    self._columns[new.name] = (old.with_type(kind), first)
+            return [column for column, _ in self._columns.values()]
 
     def fields_of(self, batch: RawBatch) -> Iterator[tuple[Sequence[str], Numbers]]:
         """Yield the names of the fields in each schema of records, with the indices of the records."""
         for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
-            yield [one.name for one in self._cached(writer)], places
+            yield [column.name for column in self._cached(writer)], places
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
         """Yield the columns of each schema, with the index of the schema's first record."""
         for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
             yield self._cached(writer), int(places[0])
 
-    def _cached(self, key: Writer) -> Row:
-        row = self._rows.get(key)
+    def _cached(self, writer: Writer) -> Row:
+        """Return the columns of a schema; none for an unknown schema."""
+        row = self._rows.get(writer)
         if row is None:
-            row = self._attached(key) if isinstance(key, str) else self._named(key)
-            # Not remembered: an unknown schema may be registered in a moment.
+            row = self._attached(writer) if isinstance(writer, str) else self._registered(writer)
+            # An unknown schema is not cached, since it may be registered in a moment.
             if row and len(self._rows) < _MOST:
-                self._rows[key] = row
+                self._rows[writer] = row
         return row or ()
 
     def _attached(self, text: str) -> Row:
-        # The schema next to a JSON value, from Connect's JsonConverter.
+        """Return the columns of the schema next to a JSON value, from Connect's JsonConverter."""
         shape = connect_schema.parse(text)
         if self.of_records:
             members = {} if shape is None else shape.fields
@@ -93,12 +96,12 @@ class RecordSchemas:
         )
         return _row_of(pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in members.items()]))
 
-    def _named(self, head: bytes) -> Row:
-        # The schema whose id a value begins with.
-        found = self.finder.by_head(self.format, head)
-        if found is None:
+    def _registered(self, head: bytes) -> Row:
+        """Return the columns of the registered schema whose id a value begins with; none for an unknown schema."""
+        schema = self.finder.by_head(self.format, head)
+        if schema is None:
             return ()
-        columns = FORMATS[self.format].columns_of(found)
+        columns = FORMATS[self.format].columns_of(schema)
         return list(columns) if self.of_records else _row_of(columns)
 
 

@@ -1,4 +1,4 @@
-"""Places of plain records: columns that order records of a key, as numbers of a mirror's version, or as bytes."""
+"""Places of plain records: the columns that order records of a key, as numbers in a mirror's version, or as bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from airflow_lakestream.cdc.keys.identity import comparable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import one_array
 
-# The first orders, the second decides between records with equal values in the first.
+# The greatest number of columns: the second decides between records with equal values in the first.
 MOST = 2
 
 
 def check_sequence(names: Sequence[str]) -> None:
-    """Refuse more columns than a version has places for. Raises InvalidArgument."""
+    """Refuse more than `MOST` columns, or a column named twice. Raises InvalidArgument."""
     if len(names) > MOST or len(set(names)) < len(names):
         raise InvalidArgument("sequence_by", f"{', '.join(names)}: one or two columns order records.")
 
@@ -28,7 +28,7 @@ def check_type(column: pa.Field, *, needs_timestamp: bool = False, is_number: bo
     """Refuse a column whose values have no order. Raises InvalidArgument.
 
     :param needs_timestamp: whether the column has to be a timestamp.
-    :param is_number: whether its values have to be numbers.
+    :param is_number: whether `has_numbers` has to accept the type.
     """
     kind = column.type
     if needs_timestamp and not t.is_timestamp(kind):
@@ -50,7 +50,7 @@ def has_numbers(kind: pa.DataType) -> bool:
 
 
 def place_numbers(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Return a column's values as 64-bit integers in the same order, and a mask of values without a place in it.
+    """Return a column's values as 64-bit integers in the same order, and a mask of the values that have no integer.
 
     :param column: of a type that `has_numbers` accepts; a null stays null.
     """
@@ -69,11 +69,11 @@ def place_numbers(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def place_bytes(columns: Sequence[pa.Array]) -> pa.Array:
-    """Return bytes in the order of records, by one or two columns; null if a value is null."""
-    parts = [_bytes(one) for one in columns]
+    """Return for each record bytes in the order of its values in one or two columns; null if a value is null."""
+    parts = [_bytes(column) for column in columns]
     if len(parts) == 1:
         return parts[0]
-    # The first text ends with two zeros, which it does not contain.
+    # Two zero bytes end the first text, so that they must not be in the text.
     first = pc.replace_substring(parts[0], b"\x00", b"\x00\xff")
     return pc.binary_join_element_wise(first, parts[1], b"\x00\x00")
 
@@ -100,24 +100,26 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _of_width(numbers: np.ndarray, column: pa.Array) -> pa.Array:
-    """Return numbers as bytes, null where a column is."""
+    """Return numbers as bytes; null if the number's item in `column` is null."""
     count = len(column)
     width = numbers.nbytes // count if count else 8
-    plain = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(numbers.tobytes())])
-    return pc.if_else(column.is_valid(), plain.cast(pa.binary()), pa.scalar(None, pa.binary()))
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(numbers.tobytes())])
+    return pc.if_else(column.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
 
 
 def with_ranks(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Return tables with ranks of `SEQUENCE` in `COMMIT`, equal ones for equal bytes."""
+    """Return tables with the rank of `SEQUENCE` among all tables in `COMMIT`; equal bytes have equal ranks."""
     if not tables:
         return []
-    every = pa.chunked_array([chunk for one in tables for chunk in one[SEQUENCE].cast(pa.binary()).chunks], pa.binary())
-    ranks = pc.rank(every, tiebreaker="dense").cast(pa.int64())
-    found, start = [], 0
-    for one in tables:
-        found.append(with_commits(one, ranks.slice(start, len(one))))
-        start += len(one)
-    return found
+    sequences = pa.chunked_array(
+        [chunk for table in tables for chunk in table[SEQUENCE].cast(pa.binary()).chunks], pa.binary()
+    )
+    ranks = pc.rank(sequences, tiebreaker="dense").cast(pa.int64())
+    ranked, start = [], 0
+    for table in tables:
+        ranked.append(with_commits(table, ranks.slice(start, len(table))))
+        start += len(table)
+    return ranked
 
 
 def with_commits(rows: pa.Table, commits: pa.Array) -> pa.Table:
@@ -130,10 +132,10 @@ def _micros(column: pa.Array, factor: int | None) -> tuple[pa.Array, np.ndarray]
 
     :param factor: microseconds of the column's unit; None for nanoseconds.
     """
-    plain = column.cast(pa.int32()) if t.is_time32(column.type) else column
-    numbers = plain.cast(pa.int64())
+    integers = column.cast(pa.int32()) if t.is_time32(column.type) else column
+    numbers = integers.cast(pa.int64())
     if factor is None:
-        # The column's table has microseconds.
+        # The table's column has microseconds.
         return pc.divide(numbers, 1000), np.zeros(len(column), np.bool_)
     most = (2**63 - 1) // factor
     beyond = pc.or_(pc.greater(numbers, most), pc.less(numbers, -most)).fill_null(False).to_numpy(zero_copy_only=False)

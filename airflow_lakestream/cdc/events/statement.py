@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordRows:
-    """Rows of a batch's values: each value is a row, filtered, or bad; the indices are those of the values."""
+    """Result of a statement for a batch's values.
+
+    :param kept: for each row the index of its value.
+    :param filtered: the indices of the values that the statement leaves out.
+    :param bad: the values that the statement can't process.
+    """
 
     rows: pa.Table
     kept: Indices
@@ -33,7 +38,7 @@ class RecordStatement:
     """Statement that makes each value a row, or leaves it out.
 
     :param transform: the statement, checked and bound.
-    :param metadata: the metadata columns that it may read, if it reads decoded columns.
+    :param metadata: the metadata columns that a statement over decoded columns may read.
     """
 
     transform: SqlTransform
@@ -46,29 +51,30 @@ class RecordStatement:
 
     @property
     def decoded(self) -> pa.Schema | None:
-        """The decoded columns that it reads, or None if it reads keys and values as text."""
-        given = self.transform.input_schema
-        return None if given is None else self._own(given)
+        """The decoded columns that the statement reads, or None if the statement reads keys and values as text."""
+        input_columns = self.transform.input_schema
+        return None if input_columns is None else self._own(input_columns)
 
     def rows(self, values: RawBatch, decoder: ColumnDecoder) -> RecordRows:
         """Return the rows of values. Raises SqlFailed, and the errors of the decoder.
 
-        :param decoder: of the columns of `decoded`; not used for text.
+        :param decoder: decodes values into the columns of `decoded`; not used if the statement reads text.
         """
-        given: RawBatch | pa.Table = values
+        input_rows: RawBatch | pa.Table = values
         places, bad = np.arange(len(values)), list[BadRow]()
         if self.decoded is not None:
-            found = decoder.decode(values)
-            bad += found.bad
-            places = all_but(len(values), [row.index for row in found.bad])
-            given = found.rows
-            columns = metadata_columns(pick(values, places) if found.bad else values, self.metadata)
-            for one, column in zip(metadata_schema(self.metadata), columns, strict=True):
-                given = given.append_column(one, column)
-        made = self.transform.apply(given)
-        bad += [BadRow(int(places[one.index]), one.reason) for one in made.bad]
-        return RecordRows(made.rows.select(self.columns.names), places[made.kept], places[made.filtered], bad)
+            decoded = decoder.decode(values)
+            bad += decoded.bad
+            places = all_but(len(values), [row.index for row in decoded.bad])
+            input_rows = decoded.rows
+            columns = metadata_columns(pick(values, places) if decoded.bad else values, self.metadata)
+            for field, column in zip(metadata_schema(self.metadata), columns, strict=True):
+                input_rows = input_rows.append_column(field, column)
+        output = self.transform.apply(input_rows)
+        bad += [BadRow(int(places[row.index]), row.reason) for row in output.bad]
+        return RecordRows(output.rows.select(self.columns.names), places[output.kept], places[output.filtered], bad)
 
     def _own(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns without the metadata columns."""
         names = metadata_schema(self.metadata).names
-        return pa.schema([one for one in columns if one.name not in names])
+        return pa.schema([column for column in columns if column.name not in names])

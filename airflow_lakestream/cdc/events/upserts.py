@@ -50,7 +50,7 @@ class UpsertDecoder:
     def __init__(self, payload: RecordPayload, schema: pa.Schema) -> None:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
-        # The decoder and the reader for the last batch's columns, which the next batch mostly has, too.
+        # Decoder, reader and condition for the last batch's columns: the next batch mostly has the same columns.
         self._decoder = payload.of_columns(schema if payload.statement is None else payload.statement.decoded or schema)
         self._keys: KafkaKeyReader | None = None
         self._condition: DeletionCondition | None = None
@@ -66,7 +66,7 @@ class UpsertDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch.
 
-        A field that the mirror does not have becomes a column of the rows. Raises MirrorStopped for columns that the
+        A field that the mirror lacks becomes a column of the rows. Raises MirrorStopped for columns that the
         mirror can't have, InvalidArgument for columns unfit for key, sequence or condition, SqlFailed, SchemaRefused,
         and the registry's errors.
         """
@@ -129,7 +129,7 @@ class UpsertDecoder:
         return RecordRows(decoded.rows, kept, kept[:0], decoded.bad)
 
     def _note_given(self, batch: RawBatch, decoded: _BatchRows) -> None:
-        """Add the columns that each record gives."""
+        """Add the column `GIVEN`: the columns whose fields each record has, as a list in JSON."""
         kept, columns = pick(batch, decoded.places), self._payload.own_columns(decoded.rows.column_names)
         fields = {self._payload.field_of(name): name for name in columns if name not in self._payload.nested}
         is_avro = self._payload.format == ValueFormat.AVRO and self._schemas is not None
@@ -138,7 +138,7 @@ class UpsertDecoder:
         decoded.rows = decoded.rows.append_column(GIVEN, given)
 
     def _check_types(self, found: pa.Schema) -> None:
-        """Refuse a nested field, or a column of the statement, of another type than its column's.
+        """Refuse a nested field, or a column of the statement, whose type has no common type with the mirror's column.
 
         Raises InvalidArgument.
         """
@@ -156,7 +156,7 @@ class UpsertDecoder:
             raise InvalidArgument("sql", problem, "Cast it to the column's type, or name another column: AS.")
 
     def _check_flattened(self, batch: RawBatch, decoded: _BatchRows, mask: Mask, problem: str) -> None:
-        """Stop at the first good record of a mask: it has no order with flattened events. Raises MirrorStopped."""
+        """Raise MirrorStopped for the first good record of a mask, since it has no order with flattened events."""
         bad = np.isin(decoded.places, np.array(list(decoded.bad), np.int64))
         for place in decoded.places[mask & ~bad][:1].tolist():
             where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
@@ -184,7 +184,7 @@ class UpsertDecoder:
             decoded.set(name, pc.coalesce(column, pa.scalar(0, pa.int64())))
 
     def _add_times(self, decoded: _BatchRows, flattened: FlattenedRecords) -> None:
-        """Add the time of each event; an event without one is bad."""
+        """Add the time of each event, in microseconds; an event without a time is bad."""
         times = flattened.times()
         if flattened.has_deletions:
             # The deletion itself came as a record.
@@ -219,7 +219,7 @@ class UpsertDecoder:
             decoded.refuse(decoded.rows[name].is_null().to_numpy(), _no_value(self._payload.label(name)))
 
     def _find_deleted(self, decoded: _BatchRows) -> None:
-        """Note the rows for which `delete_when` is true; a record that makes the condition fail is bad."""
+        """Note in `is_deleted` the rows for which `delete_when` is true; a record is bad if the condition fails."""
         sql, at = self._payload.delete_when, np.flatnonzero(~decoded.is_tombstone)
         if not sql or not len(at):
             return
@@ -272,8 +272,12 @@ class UpsertDecoder:
 
 @dataclass
 class _BatchRows:
-    """Rows of a batch, with positions of the records; `bad` has the bad records by position, `filtered` those left out.
+    """Rows of a batch, while the decoder completes and checks the rows.
 
+    :param places: for each row the index of its record in the batch.
+    :param is_tombstone: a mask of the rows of tombstones.
+    :param bad: the bad records, by index in the batch.
+    :param filtered: the indices of the records that are left out.
     :ivar is_deleted: a mask of the rows whose values delete their key.
     """
 
@@ -301,7 +305,7 @@ class _BatchRows:
         self.bad.setdefault(place, BadRow(place, reason))
 
     def leave_out(self, mask: Mask) -> None:
-        """Take the records of the rows of a mask for filtered ones."""
+        """Note the records of the rows of a mask as filtered, except bad records."""
         self.filtered = sorted({*self.filtered, *self.places[mask].tolist()} - self.bad.keys())
 
     def result(self) -> DecoderResult:
@@ -328,7 +332,7 @@ def _no_value(name: str) -> str:
 
 
 def _column_at(rows: pa.Table, name: str) -> pa.Array | None:
-    """Return a column, or the nested field of a path; None if the rows lack it."""
+    """Return the column of a name, or the nested field of a path with dots; None if the rows have neither."""
     first, *rest = (name,) if name in rows.column_names else name.split(".")
     if first not in rows.column_names:
         return None
@@ -343,7 +347,7 @@ def _no_order(name: str) -> str:
 
 
 _ARGUMENT, _RESULT = "delete_when", "is_deleted"
-# The place of a failure in the statement.
+# The beginning of a reason: the place of a failure in the statement.
 _PLACE = re.compile(f"^(column {_RESULT}|sql): ")
 _LATER = 'A column that only some records have needs its type from schema="...", such as "is_deleted boolean".'
 

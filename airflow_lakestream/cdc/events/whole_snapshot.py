@@ -40,7 +40,7 @@ _FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_co
 
 @dataclass(frozen=True)
 class ConnectorTable:
-    """Sender of events: the connector's topic.prefix, and the table's name as in a signal."""
+    """Origin of events: the connector's topic.prefix, and the table's name as a regular expression for a signal."""
 
     prefix: str
     collection: str
@@ -48,10 +48,14 @@ class ConnectorTable:
 
 @dataclass
 class DebeziumSnapshot:
-    """Rows read by a single transaction of Debezium: the number, and start and end offsets by partition.
+    """Snapshot: rows that Debezium has read in one transaction.
 
+    :param rows: the number of rows.
+    :param starts: by partition, the offset of the first row.
+    :param ends: by partition, the offset after the last row.
     :param key: the columns of the last row's key, or None if unknown.
-    :param has_first: whether the row with the mark of the first row was seen; `has_last` likewise.
+    :param has_first: whether the row marked as the first was seen.
+    :param has_last: whether the row marked as the last was seen.
     """
 
     rows: int = 0
@@ -73,7 +77,7 @@ class SnapshotSearch:
 
     :param payload: the format of the values; not `EventPayload`, which would look for columns in the rows.
     :param found: the snapshots seen until now, by log position and transaction.
-    :param origin: the sender of the last event seen, or None if no event shows it.
+    :param origin: the origin of the last event seen, or None if no event has shown the origin.
     """
 
     payload: PayloadFormats
@@ -89,9 +93,11 @@ class SnapshotSearch:
         :param stop: ends the reading.
         """
         topic = state.identity.topic
-        starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
+        starts = {partition: max(self.at.get(partition, 0), marks.low) for partition, marks in state.marks.items()}
         ranges = RangeSet(
-            OffsetRange(topic, p, starts[p], marks.end) for p, marks in state.marks.items() if starts[p] < marks.end
+            OffsetRange(topic, partition, starts[partition], marks.end)
+            for partition, marks in state.marks.items()
+            if starts[partition] < marks.end
         )
         if ranges:
             decoder = self.payload.decoder(_COLUMNS)
@@ -100,38 +106,38 @@ class SnapshotSearch:
                     if len(chunk.batch):
                         self._take(chunk.batch, decoder.decode(chunk.batch))
                     self.at[chunk.covers.partition] = chunk.covers.until_offset
-        return next((one for one in reversed(self.found.values()) if one.is_whole), None)
+        return next((snapshot for snapshot in reversed(self.found.values()) if snapshot.is_whole), None)
 
     @property
     def rows(self) -> int:
         """The number of snapshot rows seen."""
-        return sum(one.rows for one in self.found.values())
+        return sum(snapshot.rows for snapshot in self.found.values())
 
     def _take(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Add the snapshot rows of a batch to the snapshots found so far."""
-        rows, bad = decoded.rows, [one.index for one in decoded.bad]
+        rows, bad = decoded.rows, [row.index for row in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
         in_binlog = binlog_places(rows[SOURCE].combine_chunks()).to_pylist()
-        for place, op, source, own in zip(places.tolist(), ops, sources, in_binlog, strict=True):
+        for place, op, source, position in zip(places.tolist(), ops, sources, in_binlog, strict=True):
             if not source:
                 continue
             if source["name"] and source["table"]:
                 self.origin = _origin(source)
-            own = source["lsn"] if own is None else own
-            if op != READ or own is None or source["snapshot"] == "incremental":
+            position = source["lsn"] if position is None else position
+            if op != READ or position is None or source["snapshot"] == "incremental":
                 continue
-            one = self.found.setdefault((own, source["txId"] or 0), DebeziumSnapshot())
-            one.rows += 1
-            one.starts.setdefault(batch.partition, batch.offsets[place])
-            one.ends[batch.partition] = batch.offsets[place] + 1
-            one.has_first |= source["snapshot"] in _FIRST
+            snapshot = self.found.setdefault((position, source["txId"] or 0), DebeziumSnapshot())
+            snapshot.rows += 1
+            snapshot.starts.setdefault(batch.partition, batch.offsets[place])
+            snapshot.ends[batch.partition] = batch.offsets[place] + 1
+            snapshot.has_first |= source["snapshot"] in _FIRST
             if source["snapshot"] in _LAST:
-                one.has_last, one.key = True, _key(batch, place)
+                snapshot.has_last, snapshot.key = True, _key(batch, place)
 
 
 def origin_of_topic(topic: str) -> ConnectorTable:
-    """Return prefix.schema.table from a topic's name, if the topic was not renamed.
+    """Return the origin of a topic's events by the topic's name, prefix.schema.table.
 
     Raises InvalidArgument for a name with fewer than three parts.
     """

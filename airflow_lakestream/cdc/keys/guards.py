@@ -1,4 +1,4 @@
-"""Guards of deletions: comparison of a deletion's row with the table's row of the key."""
+"""Guards: conditions on the table's row of a key, if a batch's events alone can't decide about the row."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Place = tuple[int, int]
 
 
 class GuardKind(StrEnum):
-    """Requirement of an event on the table."""
+    """Condition of a guard on the table's row of the key."""
 
     # A row from before the transaction stays: the transaction has deleted another, equal row.
     KEEP = "keep"
     # No row from before the transaction may exist: the events do not show which of the two was deleted.
     STOP = "stop"
-    # Undecidable with any row of the table.
+    # No row of the table could decide: the mirror stops.
     UNKNOWN = "unknown"
     # The row must have the deletion's values: the key may be a placeholder.
     SENT = "sent"
@@ -28,10 +28,11 @@ class GuardKind(StrEnum):
 
 @dataclass(frozen=True)
 class DeletionGuard:
-    """Check for the table's row of a key, if the row's last event is before `since`.
+    """Condition on the table's row of a key, for a row whose last event is before `since`.
 
     :param since: the place of the deletion, or of the first event of the key in the transaction.
-    :param partition: the partition of the guarded event, and `offset` its offset, for errors.
+    :param partition: the partition of the guarded event, for errors.
+    :param offset: the offset of the guarded event, for errors.
     :param image: the values of the deletion, with the kind `SENT`.
     :param before: the version of the key's event before the transaction, if the batch has one with a row.
     """
@@ -46,11 +47,12 @@ class DeletionGuard:
 
 @dataclass
 class GuardCheck:
-    """Judge of guards by the table's rows.
+    """Check of guards by the table's rows.
 
-    :param table: the mirror's name, and `topic` the topic's, for errors.
+    :param table: the mirror's name, for errors.
+    :param topic: the topic's name, for errors.
     :param key: the columns of the mirror's key.
-    :param done: the ids of guards of the kind `SENT` that a row has answered.
+    :param done: the Python ids of the guards of the kind `SENT` that were compared with a row.
     """
 
     table: str
@@ -66,21 +68,21 @@ class GuardCheck:
 
         :param guards: the guards of the key's last event.
         :param place: the place of the row's last event in the source.
-        :param row: its values, for the columns of the guards' images.
+        :param row: the row's values in the columns of the guards' images.
         """
-        kept = False
+        stays = False
         for guard in guards:
             if guard.kind is GuardKind.SENT:
                 self.done.add(id(guard))
-                # The row has had a later event: the deletion is late.
+                # A row with a later event stays: the deletion is late.
                 if place < guard.since and not fits(row, guard.image):
                     # An event of the same transaction may be about a second row of the key.
                     raise self.unknown(guard) if place[0] == guard.since[0] else self.not_sent(guard)
             elif place < guard.since:
                 if guard.kind is not GuardKind.KEEP:
                     raise self.unknown(guard)
-                kept = True
-        return kept
+                stays = True
+        return stays
 
     def note_deleted(self, guards: Iterable[DeletionGuard], place: Place) -> None:
         """Note guards of the kind `SENT` as done, for a row already marked as deleted.
@@ -95,7 +97,7 @@ class GuardCheck:
     def check_before(self, guards: Iterable[DeletionGuard], truncated: Version | None) -> None:
         """Refuse guards of a key with an earlier row in the batch, unless truncated since. Raises MirrorStopped.
 
-        :param truncated: the last known truncation; a row before it is gone.
+        :param truncated: the last known truncation, which has removed all rows before, or None.
         """
         for guard in guards:
             if guard.before is not None and (truncated is None or guard.before >= truncated):

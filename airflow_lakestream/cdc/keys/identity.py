@@ -1,7 +1,8 @@
 """Keys for grouping, joining, sorting and comparing in Arrow, with the equality of PostgreSQL.
 
-There NaN equals NaN, and -0.0 equals 0.0. Text is compared by its bytes: two texts that a collation or `citext` takes
-for equal are never in a database's table at once, and a change from one to the other is a deletion and a new row.
+In PostgreSQL, NaN equals NaN, and -0.0 equals 0.0. Text is compared by its bytes: two texts that are equal by a
+collation or by `citext` are never in a database's table at once, and a change from one to the other is a deletion and a
+new row.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
 
 
 def find_keys(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> list[tuple[int, Key]]:
-    """Return the numbers, rising, and the keys of the rows with a wanted key."""
+    """Return number and key of each row with a wanted key, by rising numbers."""
     if not wanted:
         return []
     column = comparable(rows.select([key[0]]))[0]
-    # Filter by the first column: most rows do not have any of the keys, and Python's tuples take long to make.
-    some = _numbers_in(column, pa.array([one[0] for one in wanted], column.type))
-    found = zip(some.tolist(), keys_of(rows.take(pa.array(some)), key), strict=True)
-    return [(number, own) for number, own in found if own in wanted]
+    # Filter by the first column: most rows do not have any of the keys, and making tuples in Python is slow.
+    candidates = _numbers_in(column, pa.array([values[0] for values in wanted], column.type))
+    numbered_keys = zip(candidates.tolist(), keys_of(rows.take(pa.array(candidates)), key), strict=True)
+    return [(number, row_key) for number, row_key in numbered_keys if row_key in wanted]
 
 
 def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -76,8 +77,8 @@ def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 def _integers_of(keys: pa.Table) -> Numbers | None:
     """Return the values of keys from `by_place` if each is a single integer, fast to sort in NumPy; or else None."""
-    is_one = keys.num_columns == 1 and t.is_signed_integer(keys[0].type) and not keys[0].null_count
-    return keys[0].to_numpy().astype(np.int64, copy=False) if is_one else None
+    is_single_integer = keys.num_columns == 1 and t.is_signed_integer(keys[0].type) and not keys[0].null_count
+    return keys[0].to_numpy().astype(np.int64, copy=False) if is_single_integer else None
 
 
 def in_order(keys: pa.Table) -> Numbers:
@@ -85,14 +86,14 @@ def in_order(keys: pa.Table) -> Numbers:
     if (integers := _integers_of(keys)) is not None:
         return np.argsort(integers)
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
-    found: Numbers = order.to_numpy().astype(np.int64)
-    return found
+    indices: Numbers = order.to_numpy().astype(np.int64)
+    return indices
 
 
 def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
-    """Return for each key the greatest of each of these numbers: an array for each argument, with an item for each key.
+    """Return for each array of `numbers` the greatest number of each distinct key, as an array.
 
-    The keys are in the same, arbitrary order in all arrays.
+    All arrays have the keys in the same, arbitrary order.
 
     :param keys: from `by_place`.
     :param numbers: arrays with a number for each of the keys.
@@ -101,13 +102,13 @@ def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
         # Sorting: hashing in Arrow takes three times as long.
         order = np.argsort(integers)
         starts = np.flatnonzero(is_first(integers[order]))
-        return [np.maximum.reduceat(some[order], starts) for some in numbers]
+        return [np.maximum.reduceat(values[order], starts) for values in numbers]
     names = [f"numbers {place}" for place in range(len(numbers))]
-    for name, some in zip(names, numbers, strict=True):
-        keys = keys.append_column(name, pa.array(some))
+    for name, values in zip(names, numbers, strict=True):
+        keys = keys.append_column(name, pa.array(values))
     of_keys = [name for name in keys.column_names if name not in names]
-    found = keys.group_by(of_keys).aggregate([(name, "max") for name in names])
-    return [found[f"{name}_max"].to_numpy() for name in names]
+    grouped = keys.group_by(of_keys).aggregate([(name, "max") for name in names])
+    return [grouped[f"{name}_max"].to_numpy() for name in names]
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -131,7 +132,7 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
 
 
 class KeySearch:
-    """Search for the rows with a key of a batch. If the batch has a key several times, the index is of any of them.
+    """Search for the rows that have a key of a batch.
 
     A mirror's files are mostly sorted by key: in a sorted column of integers, the batch's keys are looked up, and not
     the column's own values.
@@ -142,7 +143,7 @@ class KeySearch:
         first = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
         self._ordered = _ordered(first.to_numpy()) if t.is_integer(first.type) else None
-        # The ordered values contain all of a key with one column: the given keys would only make each pickle larger.
+        # For a key with one column the ordered values are enough: the given keys would only make each pickle larger.
         is_all = self._ordered is not None and len(self._key) == 1
         self._given = None if is_all else keys.select(self._key)
 
@@ -161,28 +162,31 @@ class KeySearch:
         """Return the keys in the order of the events."""
         if self._given is not None:
             return self._given
-        assert self._ordered is not None, "otherwise they were kept as they were given"
+        assert self._ordered is not None, "without ordered values, the given keys are kept"
         values, places_ = self._ordered
         column = np.empty_like(values)
         column[places_] = values
         return pa.table({self._key[0]: column})
 
     def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the numbers of the rows found, rising, and the indices of the rows' keys in the batch."""
+        """Return the rising numbers of the rows with a key of the batch, and the index of each such key in the batch.
+
+        If the batch has a key several times, the index is that of any of them.
+        """
         column = _first_column(rows, self._key)
         if self._ordered is not None and t.is_integer(column.type):
             values, places_ = self._ordered
-            some, at = _looked_up(column.drop_null().to_numpy(), values)
+            candidates, indices = _looked_up(column.drop_null().to_numpy(), values)
             if column.null_count:
-                some = np.flatnonzero(column.is_valid().to_numpy())[some]
+                candidates = np.flatnonzero(column.is_valid().to_numpy())[candidates]
             if len(self._key) == 1:
-                return some, places_[at].astype(np.int64)
+                return candidates, places_[indices].astype(np.int64)
         else:
-            some = _numbers_in(column, self._values)
+            candidates = _numbers_in(column, self._values)
         # Looking up one value is quicker than joining, and most rows do not have any of the keys.
-        at = places(rows.select(self._key).take(pa.array(some)), self._keys, self._key)
-        hit = np.flatnonzero(at >= 0)
-        return some[hit], at[hit]
+        indices = places(rows.select(self._key).take(pa.array(candidates)), self._keys, self._key)
+        hits = np.flatnonzero(indices >= 0)
+        return candidates[hits], indices[hits]
 
 
 def _first_column(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
@@ -206,27 +210,31 @@ def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
         low, high = (np.searchsorted(column, values[start:end], side=side) for side in ("left", "right"))
         counts = high - low
         # Repeat each value's start by its count, and count the rows from the start.
-        found = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return found, np.repeat(np.arange(start, end), counts)
+        numbers = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return numbers, np.repeat(np.arange(start, end), counts)
     # The cost of hashing grows with the number of values, the cost of bisection with the length of the column.
     is_long = len(column) > len(values)
-    some = _numbers_in(pa.array(column), pa.array(values)) if is_long else np.arange(len(column))
-    at = np.searchsorted(values, column[some])
-    hit = np.flatnonzero(values[np.minimum(at, len(values) - 1)] == column[some]) if len(values) else some[:0]
-    return some[hit], at[hit]
+    candidates = _numbers_in(pa.array(column), pa.array(values)) if is_long else np.arange(len(column))
+    indices = np.searchsorted(values, column[candidates])
+    hits = (
+        np.flatnonzero(values[np.minimum(indices, len(values) - 1)] == column[candidates])
+        if len(values)
+        else candidates[:0]
+    )
+    return candidates[hits], indices[hits]
 
 
 def _numbers_in(column: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> Numbers:
-    # The numbers of the items of `column` that are among `values`, in a common type.
+    """Return the numbers of the items of `column` that are among `values`, compared in a common type."""
     kind = _common(pa.schema([("key", column.type)]), pa.schema([("key", values.type)])).field(0).type
     is_in = pc.is_in(column.cast(kind), value_set=values.cast(kind))
-    found: Numbers = np.flatnonzero(is_in.to_numpy(zero_copy_only=False))
-    return found
+    numbers: Numbers = np.flatnonzero(is_in.to_numpy(zero_copy_only=False))
+    return numbers
 
 
-def _common(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+def _common(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     """Return types for the keys of both schemas: a key's type may have become wider."""
-    return pa.unify_schemas([one, other], promote_options="permissive")
+    return pa.unify_schemas([first, second], promote_options="permissive")
 
 
 def places(rows: pa.Table, table: pa.Table, key: Sequence[str]) -> Numbers:
@@ -234,13 +242,13 @@ def places(rows: pa.Table, table: pa.Table, key: Sequence[str]) -> Numbers:
 
     :param table: rows with the columns of the key, each key once.
     """
-    found = np.full(len(rows), -1, np.int64)
+    indices = np.full(len(rows), -1, np.int64)
     if not len(rows) or not len(table):
-        return found
+        return indices
     of_rows, of_table = by_place(rows, key), by_place(table, key)
     common = _common(of_rows.schema, of_table.schema)
     of_rows = of_rows.cast(common).append_column("of_rows", pa.array(np.arange(len(rows))))
     of_table = of_table.cast(common).append_column("of_table", pa.array(np.arange(len(table))))
-    both = of_rows.join(of_table, common.names, join_type="inner")
-    found[both["of_rows"].to_numpy()] = both["of_table"].to_numpy()
-    return found
+    joined = of_rows.join(of_table, common.names, join_type="inner")
+    indices[joined["of_rows"].to_numpy()] = joined["of_table"].to_numpy()
+    return indices

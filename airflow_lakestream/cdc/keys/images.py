@@ -1,4 +1,4 @@
-"""Images of rows before a deletion, in the deletion: whole, or with placeholders for values not sent.
+"""Images: the values of a row before its deletion, in the deletion event; maybe with placeholders for values not sent.
 
 In place of a value that PostgreSQL did not send, Debezium puts the column's default, zero or an empty value.
 """
@@ -21,7 +21,7 @@ from airflow_lakestream.tables.row_buffer import one_array
 
 Image = dict[str, Any]
 
-# Zero floats, UUIDs and times as text.
+# Zero values as text: of floats, JSON, UUIDs and times.
 _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01-01T00:00:00Z", "00:00:00Z")
 
 
@@ -34,13 +34,13 @@ def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
 
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
     """Return an image of each row: comparable values by column, without left-out values."""
-    found: list[Image] = [{} for _ in range(len(rows))]
+    result: list[Image] = [{} for _ in range(len(rows))]
     for name in columns:
         lacking = left_out(rows[name])
-        for at, value in enumerate(plain(rows[name]).to_pylist()):
-            if not lacking[at]:
-                found[at][name] = _comparable(value)
-    return found
+        for index, value in enumerate(plain(rows[name]).to_pylist()):
+            if not lacking[index]:
+                result[index][name] = _comparable(value)
+    return result
 
 
 def has_sent_values(rows: pa.Table, columns: Sequence[str]) -> bool:
@@ -49,7 +49,7 @@ def has_sent_values(rows: pa.Table, columns: Sequence[str]) -> bool:
 
 
 def _different(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield a column's values except left-out values; most values only once."""
+    """Yield the distinct values of a column without left-out values; for some types also repeated values."""
     values = plain(column).filter(pa.array(~left_out(column)))
     # Arrow's `unique` can't take nested values, and takes -0.0 for 0.0.
     is_plain = not t.is_nested(values.type) and not t.is_floating(values.type)
@@ -61,8 +61,8 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return [_comparable(one) for one in value]
-    return {name: _comparable(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [_comparable(item) for item in value]
+    return {name: _comparable(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def is_placeholder(value: Any) -> bool:
@@ -75,7 +75,7 @@ def is_placeholder(value: Any) -> bool:
     if isinstance(value, str):
         return value in _TEXTS
     if isinstance(value, dict):
-        return all(is_placeholder(one) for one in value.values())
+        return all(is_placeholder(item) for item in value.values())
     if isinstance(value, datetime):
         return value.replace(tzinfo=None) == datetime(1970, 1, 1)
     if isinstance(value, date):
@@ -85,46 +85,46 @@ def is_placeholder(value: Any) -> bool:
 
 def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
     """Return a mask of the rows with a placeholder in each column of the key."""
-    found = np.ones(len(rows), np.bool_)
+    mask = np.ones(len(rows), np.bool_)
     for name in key:
         column = plain(rows[name])
         if t.is_integer(column.type):
-            found &= pc.equal(column, 0).fill_null(False).to_numpy(zero_copy_only=False)
+            mask &= pc.equal(column, 0).fill_null(False).to_numpy(zero_copy_only=False)
             continue
         values = pc.unique(column).to_pylist()
         zeros = pa.array([value for value in values if value is not None and is_placeholder(value)], column.type)
-        found &= pc.is_in(column, value_set=zeros).to_numpy(zero_copy_only=False)
-        if not found.any():
+        mask &= pc.is_in(column, value_set=zeros).to_numpy(zero_copy_only=False)
+        if not mask.any():
             break
-    return found
+    return mask
 
 
 class PreviousEvents:
-    """Index from an event to the previous event of the same key.
+    """Search for the previous event of an event's key.
 
     :param rows: in the order of their versions.
-    :param wanted: the indices of the events that `of` will be asked for.
+    :param wanted: the indices of the events whose previous events are needed.
     """
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
         first = plain(rows[key[0]])
-        some = pc.is_in(first, value_set=pc.unique(first.take(pa.array(wanted, pa.int64()))))
-        numbers = np.flatnonzero(some.to_numpy(zero_copy_only=False)).tolist()
-        part = rows.select(list(key)).take(pa.array(numbers, pa.int64()))
-        keys = zip(*(plain(column).to_pylist() for column in part.columns), strict=True)
+        is_candidate = pc.is_in(first, value_set=pc.unique(first.take(pa.array(wanted, pa.int64()))))
+        numbers = np.flatnonzero(is_candidate.to_numpy(zero_copy_only=False)).tolist()
+        keys_part = rows.select(list(key)).take(pa.array(numbers, pa.int64()))
+        keys = zip(*(plain(column).to_pylist() for column in keys_part.columns), strict=True)
         self._before: dict[int, int] = {}
         last: dict[str, int] = {}
-        for number, own in zip(numbers, map(repr, keys), strict=True):
-            if own in last:
-                self._before[number] = last[own]
-            last[own] = number
+        for number, key_text in zip(numbers, map(repr, keys), strict=True):
+            if key_text in last:
+                self._before[number] = last[key_text]
+            last[key_text] = number
 
-    def of(self, at: int) -> int | None:
+    def of(self, index: int) -> int | None:
         """Return the index of the previous event of the same key, or None for a first event."""
-        return self._before.get(at)
+        return self._before.get(index)
 
 
 def plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as comparable values."""
+    """Return a column as a single array, extension types as their storage."""
     array = one_array(column)
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array

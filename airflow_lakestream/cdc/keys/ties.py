@@ -24,7 +24,8 @@ _PLACE = (COMMIT, POSITION)
 class PartitionTies:
     """Check for records of a key in unknown order.
 
-    :param table: the mirror's name, and `topic` the topic's, for errors.
+    :param table: the mirror's name, for errors.
+    :param topic: the topic's name, for errors.
     :param key: the columns of the mirror's key.
     :param sequence_by: the columns that order records; empty if offsets alone do.
     """
@@ -42,21 +43,21 @@ class PartitionTies:
         partitions = _numbers(rows, PARTITION)
         if not len(rows) or (partitions == partitions[0]).all():
             return
-        # For each key, the last record, and the record at the last record's place with the lowest partition: as a
-        # number that grows with the place, and falls with the partition.
+        # A code grows with the place, and at one place falls with the partition. So a key's greatest code is that of
+        # the record at the last place with the lowest partition: a tie, if the key's last record has another code.
         width = int(partitions.max()) + 1
-        lowest = _ranks(rows) * width + (width - 1 - partitions)
-        last, first = greatest_of_each(by_place(rows, self.key), np.arange(len(rows)), lowest)
-        tied = np.flatnonzero(lowest[last] != first)
+        codes = _ranks(rows) * width + (width - 1 - partitions)
+        last, greatest = greatest_of_each(by_place(rows, self.key), np.arange(len(rows)), codes)
+        tied = np.flatnonzero(codes[last] != greatest)
         if len(tied):
             newest = rows.slice(int(last[tied[0]]), 1)
-            others = np.flatnonzero(lowest == first[tied[0]])
-            same = by_place(rows.take(pa.array(others)), self.key), by_place(newest, self.key)
-            at = same[0].to_pylist().index(same[1].to_pylist()[0])
-            raise self._stopped(newest, rows.slice(int(others[at]), 1))
+            others = np.flatnonzero(codes == greatest[tied[0]])
+            other_keys = by_place(rows.take(pa.array(others)), self.key).to_pylist()
+            (newest_key,) = by_place(newest, self.key).to_pylist()
+            raise self._stopped(newest, rows.slice(int(others[other_keys.index(newest_key)]), 1))
 
     def check(self, rows: pa.Table, others: pa.Table) -> None:
-        """Refuse records in unknown order with the state of their key in the table or in the memory.
+        """Refuse records in unknown order with their key's row in the table, or with its deletion in the memory.
 
         Raises MirrorStopped.
 
@@ -67,17 +68,18 @@ class PartitionTies:
         for name in _PLACE:
             tied &= _numbers(rows, name) == _numbers(others, name)
         if tied.any():
-            at = int(np.flatnonzero(tied)[0])
-            raise self._stopped(rows.slice(at, 1), others.slice(at, 1))
+            first = int(np.flatnonzero(tied)[0])
+            raise self._stopped(rows.slice(first, 1), others.slice(first, 1))
 
     def _stopped(self, row: pa.Table, other: pa.Table) -> MirrorStopped:
+        """Return the error for two records, or a record and a row, of one key in unknown order."""
         key = ", ".join(f"{name}={row[name][0].as_py()!r}" for name in self.key)
-        first, second = sorted((one[PARTITION][0].as_py(), one[OFFSET][0].as_py()) for one in (row, other))
+        first, second = sorted((record[PARTITION][0].as_py(), record[OFFSET][0].as_py()) for record in (row, other))
         places = " and ".join(f"{self.topic}[{partition}] offset {offset}" for partition, offset in (first, second))
-        by = ", ".join(self.sequence_by)
+        sequence = ", ".join(self.sequence_by)
         problem = (
-            f"{places} have the same {by}, and the same key ({key}): which of both is newer is unknown."
-            if by
+            f"{places} have the same {sequence}, and the same key ({key}): which of both is newer is unknown."
+            if sequence
             else f"{places} have the same key ({key}): records of two partitions have no order."
         )
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, problem, _remedy(self.sequence_by))

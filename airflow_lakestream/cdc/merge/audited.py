@@ -11,7 +11,9 @@ from airflow_lakestream.core.checks import RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.tables.examiner import LandingExaminer
 
-Look = Callable[[pa.Table], None]
+# Checks rows, and raises ChecksFailed.
+RowsCheck = Callable[[pa.Table], None]
+# Returns rows with the mirror's columns.
 Conform = Callable[[pa.Table], pa.Table]
 
 NOT_KEPT = (
@@ -20,7 +22,7 @@ NOT_KEPT = (
 )
 
 
-def look_of(auditor: RowChecker | None, table: str, landing: Landing, conform: Conform) -> Look | None:
+def check_of(auditor: RowChecker | None, table: str, landing: Landing, conform: Conform) -> RowsCheck | None:
     """Return a function that raises ChecksFailed for bad rows, or None without an auditor.
 
     :param auditor: checks the rows.
@@ -32,13 +34,13 @@ def look_of(auditor: RowChecker | None, table: str, landing: Landing, conform: C
         return None
     examiner = LandingExaminer(auditor, table)
 
-    def look(rows: pa.Table) -> None:
+    def check(rows: pa.Table) -> None:
         # The auditor reads files: write the rows into a Parquet file in memory.
-        rows, sink = conform(rows), pa.BufferOutputStream()
-        pq.write_table(rows, sink)
-        data = sink.getvalue()
+        rows, stream = conform(rows), pa.BufferOutputStream()
+        pq.write_table(rows, stream)
+        data = stream.getvalue()
         files = {"rows": data.size} if rows.num_rows else {}
         written = StagedRows(rows.schema, files, lambda _: pa.BufferReader(data), rows.num_rows)
         examiner.examine(landing, written, None, NOT_KEPT)
 
-    return look
+    return check

@@ -1,4 +1,4 @@
-"""Files of a mirror's memory: searched one by one for a batch's keys, and compacted in parts of keys.
+"""Entries of deleted rows: their files are searched one by one for a batch's keys, and compacted in parts of keys.
 
 See `cdc.merge.memory`. There may be many millions of entries; this process never holds all of them at once.
 """
@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION, VERSION
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place
-from airflow_lakestream.cdc.merge.hands import MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
+from airflow_lakestream.cdc.merge.pool import MergeWork
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import no_rows
 
-# From this number on, files with fewer entries than half a part are compacted.
+# At this number of small files, which have fewer entries than half a part, all files are compacted.
 MOST_FILES = 32
 # Number of entries that are sorted at once, and become a file.
 PART_ENTRIES = 250_000
@@ -38,9 +38,9 @@ _SAMPLES = 1_000
 class EntryFile:
     """A file of `rows` entries, fit for pickling.
 
-    :param bounds: of the key's first column; None if unknown.
-    :param is_always_read: whether it may have entries without a key, or with a row, which every batch needs.
-    :param read: yields the entries, with these columns or all.
+    :param bounds: the least and the greatest value of the key's first column; None if unknown.
+    :param is_always_read: whether the file may have entries without a key, or with a row, which every batch needs.
+    :param read: yields the entries with the given columns; with all columns if none is given.
     """
 
     rows: int
@@ -55,12 +55,12 @@ def entry_files(head: MirrorHead, key: Sequence[str]) -> list[EntryFile]:
     :param key: the columns of the mirror's key.
     """
 
-    def of(file: File) -> EntryFile:
+    def entry_file(file: File) -> EntryFile:
         rows = head.rows_in(file)
-        is_plain = head.nulls_in(file, key[0]) == 0 and head.nulls_in(file, row_column(key)) == rows
-        return EntryFile(rows, head.bounds(file, key[0]), not is_plain, partial(head.read, file))
+        all_have_keys, has_rows = head.nulls_in(file, key[0]) == 0, head.nulls_in(file, row_column(key)) != rows
+        return EntryFile(rows, head.bounds(file, key[0]), has_rows or not all_have_keys, partial(head.read, file))
 
-    return [of(file) for file in head.files()]
+    return [entry_file(file) for file in head.files()]
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class EntryFiles:
     columns: pa.Schema
 
     def wanted(self, key: tuple[str, ...], search: KeySearch) -> MergeWork:
-        """Return the work for a batch's entries: entries of these keys, and entries for every batch."""
-        ordered = search.rising if any(file.bounds is not None for file in self.files) else []
-        files = [file for file in self.files if file.is_always_read or may_hold(file.bounds, ordered)]
+        """Return the work that finds a batch's entries: those of its keys, and those that every batch needs."""
+        rising_keys = search.rising if any(file.bounds is not None for file in self.files) else []
+        files = [file for file in self.files if file.is_always_read or may_hold(file.bounds, rising_keys)]
         return MergeWork(EntrySearch(key, search), files, sum(file.rows for file in files) * ENTRY_BYTES)
 
     def joined(self, parts: Iterable[pa.Table]) -> pa.Table:
@@ -106,19 +106,19 @@ class EntrySearch:
     search: KeySearch
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
-        """Return the entries."""
+        """Return the needed entries of a file, in parts."""
         parts = (part.filter(pa.array(self._mask_of_needed(part))) for part in file.read(()))
         return [part for part in parts if len(part)]
 
     def _mask_of_needed(self, entries: pa.Table) -> Mask:
         # A merge needs the entries of its own keys, the entries of truncations, which have no key, and all entries that
-        # hold a copy of the deleted row. A change of a row's key is a deletion of the old key and an insert of the new
-        # key; if the insert leaves values out, these come from the copy under the old key.
+        # contain the deleted row. A change of a row's key is a deletion under the old key and an insert under the new
+        # key; if the insert leaves values out, these come from the row under the old key.
         is_for_all_keys = entries[self.key[0]].is_null().to_numpy()
         holds_row = entries[row_column(self.key)].is_valid().to_numpy()
         needed: Mask = is_for_all_keys | holds_row
-        found, _ = self.search(entries)
-        needed[found] = True
+        numbers, _ = self.search(entries)
+        needed[numbers] = True
         return needed
 
 
@@ -144,26 +144,26 @@ def condensed(
 ) -> Iterator[pa.Table]:
     """Yield all entries still needed, sorted by key, in parts for files.
 
-    Of each key, the last entry is enough, if not `every` version of a row is kept. Deleted rows kept for the next event
-    are left out, since that event has come. Entries of events that the topic no longer has are left out, too: older
-    events of the same row, which an entry is kept for, are gone with them.
+    Of each key, the last entry is enough, if not `every` version of a row is kept. The deleted rows in entries are left
+    out: they were for the next event, which has come. Entries of events that the topic no longer has are left out, too:
+    an entry is kept for older events of the same row, which the topic no longer has either.
 
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has.
     """
     # Part by part of the keys: each part needs only its entries in memory.
     for low, high in itertools.pairwise([None, *_ends(files, key), None]):
-        held = [part for file in files if _may_reach(file, low, high) for part in _between(file, key, low, high)]
-        if not held:
+        parts = [part for file in files if _may_reach(file, low, high) for part in _between(file, key, low, high)]
+        if not parts:
             continue
-        entries = pa.concat_tables(held, promote_options="permissive")
+        entries = pa.concat_tables(parts, promote_options="permissive")
         of_keys = entries.filter(entries[key[0]].is_valid())
         unkeyed = entries.filter(entries[key[0]].is_null())
-        last = last_of_each(of_keys, [*key, *VERSION] if every else key)
-        last = last.filter(pa.array(~_is_below(last, lows)))
-        order = by_place(last, key)
-        last = last.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
-        compact = pa.concat_tables([last, unkeyed])
+        kept = last_of_each(of_keys, [*key, *VERSION] if every else key)
+        kept = kept.filter(pa.array(~_is_below(kept, lows)))
+        order = by_place(kept, key)
+        kept = kept.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
+        compact = pa.concat_tables([kept, unkeyed])
         row = row_column(key)
         if len(compact):
             yield compact.set_column(compact.column_names.index(row), row, pa.nulls(len(compact), pa.binary()))
@@ -176,16 +176,18 @@ def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:
     if parts < 2:
         return []
     step, samples = max(1, count // (parts * _SAMPLES)), list[pa.ChunkedArray]()
-    for rows in (rows for file in files for rows in file.read(key[:1])):
-        samples.append(by_place(rows, key[:1])[0].take(pa.array(np.arange(0, len(rows), step))))
-    some = pa.chunked_array([chunk for column in samples for chunk in column.chunks]).drop_null()
-    ordered = some.take(pc.sort_indices(some))
+    for file in files:
+        for rows in file.read(key[:1]):
+            samples.append(by_place(rows, key[:1])[0].take(pa.array(np.arange(0, len(rows), step))))
+    values = pa.chunked_array([chunk for column in samples for chunk in column.chunks]).drop_null()
+    ordered = values.take(pc.sort_indices(values))
     ends = [ordered[len(ordered) * part // parts] for part in range(1, parts)] if len(ordered) else []
-    return [end for at, end in enumerate(ends) if at == 0 or end != ends[at - 1]]
+    return [end for number, end in enumerate(ends) if number == 0 or end != ends[number - 1]]
 
 
 def _may_reach(file: EntryFile, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
-    # Entries without a key are in the first part, which so needs all files.
+    """Return whether a file may have entries with a key from `low` on and below `high`; None is no bound."""
+    # Entries without a key are in the first part, so the first part needs all files.
     if file.bounds is None or low is None:
         return True
     return bool(file.bounds[1] >= low.as_py() and (high is None or file.bounds[0] < high.as_py()))
@@ -205,6 +207,7 @@ def _between(file: EntryFile, key: Sequence[str], low: pa.Scalar | None, high: p
 
 
 def _is_below(entries: pa.Table, lows: Mapping[int, int]) -> Mask:
+    """Return a mask of the entries whose offset is below the low of their partition."""
     below = np.zeros(len(entries), np.bool_)
     partitions, offsets = entries[PARTITION].to_numpy(), entries[OFFSET].to_numpy()
     for partition, low in lows.items():

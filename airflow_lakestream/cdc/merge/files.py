@@ -17,7 +17,7 @@ from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import no_rows
 
-# Rows are collected up to this many bytes, then written.
+# Rows are collected up to this number of bytes, then written.
 PART_BYTES = 64 * 2**20
 # Bytes of the parts in which new rows are written: executors share the parts.
 NEW_BYTES = 16 * 2**20
@@ -57,7 +57,7 @@ class RowReadTask:
         """Return the rows with these rising numbers."""
         file, numbers = wanted
         parts = with_numbers(self.head.read(file, self.columns))
-        return [rows.take(pa.array(here)) for rows, at in parts if len(here := within_part(numbers, at))]
+        return [rows.take(pa.array(in_part)) for rows, part in parts if len(in_part := within_part(numbers, part))]
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
 
 def parts_of(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield rows in parts large enough for a file."""
-    held: list[pa.Table] = []
-    for one in rows:
-        held.append(one)
-        if sum(part.nbytes for part in held) >= PART_BYTES:
-            yield pa.concat_tables(held, promote_options="permissive")
-            held = []
-    if held:
-        yield pa.concat_tables(held, promote_options="permissive")
+    collected: list[pa.Table] = []
+    for table in rows:
+        collected.append(table)
+        if sum(part.nbytes for part in collected) >= PART_BYTES:
+            yield pa.concat_tables(collected, promote_options="permissive")
+            collected = []
+    if collected:
+        yield pa.concat_tables(collected, promote_options="permissive")
 
 
 @dataclass(frozen=True)
@@ -119,20 +119,21 @@ class FileRewriteTask:
     rows_of: RowsOf
 
     def __call__(self, bundle: Sequence[tuple[FileChange, Any]]) -> list[File]:
-        """Return the new files for a bundle of files, each given with new rows."""
+        """Rewrite a bundle of files, each given with its new rows; return the new files."""
         files: list[File] = []
-        held: list[pa.Table] = []
+        collected: list[pa.Table] = []
         for change, new in bundle:
-            held.append(self.head.conform(self.rows_of(new)))
+            collected.append(self.head.conform(self.rows_of(new)))
             # If no row stays, the file is not read.
             for rows in self._staying(change) if len(change.out) < change.live else ():
-                held.append(self.head.conform(rows))
-                if sum(part.nbytes for part in held) >= PART_BYTES:
-                    files += self._write(held)
-                    held = []
-        return [*files, *self._write(held)]
+                collected.append(self.head.conform(rows))
+                if sum(part.nbytes for part in collected) >= PART_BYTES:
+                    files += self._write(collected)
+                    collected = []
+        return [*files, *self._write(collected)]
 
     def _staying(self, change: FileChange) -> Iterator[pa.Table]:
+        """Yield the rows of a file that stay, marked as deleted if a truncation marks them."""
         for rows, here in with_numbers(self.head.read(change.file)):
             if change.marked is not None and change.marked[here].any():
                 rows = marked_where(rows, change.marked[here], self.truncated)
@@ -140,6 +141,6 @@ class FileRewriteTask:
             stays[within_part(change.out, here)] = False
             yield rows.filter(pa.array(stays))
 
-    def _write(self, held: Sequence[pa.Table]) -> Sequence[File]:
-        rows = joined(held) if held else None
+    def _write(self, parts: Sequence[pa.Table]) -> Sequence[File]:
+        rows = joined(parts) if parts else None
         return self.head.write(rows) if rows is not None and len(rows) else []

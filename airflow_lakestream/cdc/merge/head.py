@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from airflow_lakestream.tables.rising import Numbers
 
-# A data file, as the table's format knows it.
+# A data file or delete file in the form of a table format: a file of a scan in Iceberg, an add action in Delta.
 File = Any
 
 
 class MirrorHead(Protocol):
-    """The rows of a mirror at a head, with the mirror's columns after the commit.
+    """The rows of a mirror at a head, in the columns that the mirror has after the commit.
 
     The rows of a file are numbered from 0, without rows that are deleted already. A head can be pickled, for a
     `MergePool` in other processes.

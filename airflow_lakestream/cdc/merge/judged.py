@@ -27,34 +27,34 @@ class GuardedRowCheck:
     """Check for rows to keep in spite of a deletion of the key.
 
     :param batch: the newest events, with the guards.
-    :param judge: judges a row by its guards.
+    :param judge: decides about a row by its guards.
     """
 
     batch: NewestEvents
     judge: GuardCheck
 
-    def stay(self, head: MirrorHead, file: File, found: LookupResult) -> Mask:
+    def stay(self, head: MirrorHead, file: File, result: LookupResult) -> Mask:
         """Return a mask of a file's hits to keep. Raises MirrorStopped if the events can't decide about a row.
 
-        A hit is a row whose key has an event. The row stays if an earlier batch kept it in spite of the same deletion,
-        or if a guard of the key's last event keeps it; see `DeletionGuard`.
+        A hit is a row whose key has an event in the batch. The row stays if an earlier batch kept the row in spite of
+        the same deletion, or if a guard of the key's last event keeps it; see `DeletionGuard`.
         """
-        rows, at = found.rows, found.at
+        rows, events = result.rows, result.at
         if rows is None:
             # All rows are older than the events, and no event has a guard.
-            return np.zeros(len(at), np.bool_)
-        stays = self._repeated_mask(rows, at)
-        guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
+            return np.zeros(len(events), np.bool_)
+        stays = self._repeated_mask(rows, events)
+        guarded = np.isin(events, np.array(list(self.batch.guards), np.int64))
         live = self._live_mask(rows)
-        for place in np.flatnonzero(guarded).tolist():
-            guards = self.batch.guards[int(at[place])]
-            where = (rows[COMMIT][place].as_py(), rows[POSITION][place].as_py())
-            if not live[place]:
-                self.judge.note_deleted(guards, where)
+        for number in np.flatnonzero(guarded).tolist():
+            guards = self.batch.guards[int(events[number])]
+            place = (rows[COMMIT][number].as_py(), rows[POSITION][number].as_py())
+            if not live[number]:
+                self.judge.note_deleted(guards, place)
                 continue
             needed = {name for guard in guards for name in guard.image}
-            values = self.values_of(head, file, int(found.hits[place]), needed) if needed else {}
-            stays[place] |= self.judge.keeps(guards, where, values)
+            values = self.values_of(head, file, int(result.hits[number]), needed) if needed else {}
+            stays[number] |= self.judge.keeps(guards, place, values)
         return stays
 
     def check_unanswered(self, memory: MirrorMemory) -> None:
@@ -62,12 +62,12 @@ class GuardedRowCheck:
 
         Only guards of the kind `SENT` are checked, after `stay` was called for all files. Raises MirrorStopped.
         """
-        for place, guards in self.batch.guards.items():
+        for event, guards in self.batch.guards.items():
             for guard in guards:
                 if guard.kind is not GuardKind.SENT or id(guard) in self.judge.done:
                     continue
                 # The key's row, as if its event were at the deletion's place.
-                row = self.batch.rows.slice(place, 1)
+                row = self.batch.rows.slice(event, 1)
                 for name, value in zip((COMMIT, POSITION), guard.since, strict=True):
                     row = row.set_column(row.column_names.index(name), name, pa.array([value], pa.int64()))
                 if not memory.knows_deletion(row):
@@ -75,35 +75,40 @@ class GuardedRowCheck:
 
     @cached_property
     def _gone(self) -> Mask:
+        """A mask of the batch's deletions and truncations."""
         return is_gone(self.batch.rows)
 
     @cached_property
     def _places(self) -> Mapping[str, Numbers]:
+        """The places of the batch's events in the source, by column."""
         return {name: self.batch.rows[name].to_numpy() for name in (COMMIT, POSITION)}
 
     def _live_mask(self, rows: pa.Table) -> Mask:
+        """Return a mask of the rows that neither a mark nor the batch's truncation deletes."""
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
             # A marked row has had its deletion: a copy of the deletion has the same place.
             live = ~pc.fill_null(rows[DELETED], False).to_numpy()
         return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
 
-    def _repeated_mask(self, rows: pa.Table, at: Numbers) -> Mask:
-        """Return a mask of the rows to keep since the deletion is a repeated one, at the place of the row's last event.
+    def _repeated_mask(self, rows: pa.Table, indices: Numbers) -> Mask:
+        """Return a mask of the rows whose last event has the place of the deletion: an earlier batch has kept them.
 
-        An earlier batch has decided that the row remains after the transaction, and has given it the deletion's
+        The earlier batch has decided that the row remains after its transaction, and has given the row the deletion's
         version; see `cdc.keys.order`.
+
+        :param indices: for each row the index of its key's event in the batch.
         """
-        same = self._gone[at]
+        is_same = self._gone[indices]
         if self.batch.ties is not None:
             # Plain records have no transactions: at the same place, the offset decides.
-            return np.zeros(len(at), np.bool_)
-        if not same.any():
-            return same
-        for name, events in self._places.items():
-            same &= events[at] == rows[name].to_numpy()
+            return np.zeros(len(indices), np.bool_)
+        if not is_same.any():
+            return is_same
+        for name, places in self._places.items():
+            is_same &= places[indices] == rows[name].to_numpy()
         # Without places in the log, events of the same time are at one place.
-        stays: Mask = same & (self._places[POSITION][at] != 0) & self._live_mask(rows)
+        stays: Mask = is_same & (self._places[POSITION][indices] != 0) & self._live_mask(rows)
         return stays
 
     def values_of(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
@@ -112,4 +117,4 @@ class GuardedRowCheck:
             if number < here.stop:
                 columns = [name for name in part.column_names if name in names]
                 return images(part.slice(number - here.start, 1), columns)[0]
-        raise AssertionError("it was read before")
+        raise AssertionError("the lookup has found the row in this file")

@@ -1,7 +1,7 @@
 """Values left out by events: followed through a batch, from key to key, to the possible sources.
 
-An earlier event of the batch may have a value. But that event may be a repeated one, and the table may have a later
-value: so the table's own row comes first, if its last event is between the two.
+An earlier event of the batch may have a value. But that event may have been sent again, and the table may have a later
+value: so the table's own row comes first, if the row's last event is between the two events.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
-    """A row outside of the batch as a source: the table's row of a key, or with `moved` a deleted row in the memory.
+    """A row outside of the batch that may have a value: the table's row of a key, or a deleted row in the memory.
 
-    The table's row has the value if its last event is between `since` and `until`, both included; without `since` from
-    the beginning on. `moved` is the place of a deletion in the source: the row's key was changed there.
+    :param key: the key of the table's row.
+    :param since: the table's row has the value if its last event is at or above this version; None for any version.
+    :param until: and if its last event is at or below this version.
+    :param moved: for a deleted row, the place of the deletion in the source, where the row's key was changed.
     """
 
     key: Key = ()
@@ -39,7 +41,7 @@ class ValueOrigin:
     def spans(self, row: Version, marks: Sequence[Version]) -> bool:
         """Return whether the row's last event is between `since` and `until`.
 
-        :param marks: of the snapshots that are known, which have changed the row's version, too.
+        :param marks: the marks of known snapshots, by which versions of rows were changed; see `behind`.
         """
         since = None if self.since is None else behind_one(self.since, marks)
         return (since is None or since[:2] <= row[:2]) and row[:2] <= behind_one(self.until, marks)[:2]
@@ -47,7 +49,7 @@ class ValueOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ValueSource:
-    """Source of a value: the first of `origins` with the value, or else `value` from the batch."""
+    """Source of a value: the first of `origins` that has the value, or else `value` from the batch."""
 
     origins: tuple[ValueOrigin, ...]
     value: pa.Scalar | None = None
@@ -68,9 +70,11 @@ class _ValueState:
     earlier: tuple[ValueOrigin, ...] = ()
 
     def origins(self, until: Version) -> tuple[ValueOrigin, ...]:
+        """Return the rows outside of the batch that may have the value, for an event with the version `until`."""
         return (ValueOrigin(self.key, self.since, until), *self.earlier)
 
 
+# The state of each column's value.
 _State = dict[str, _ValueState]
 
 
@@ -78,7 +82,7 @@ _State = dict[str, _ValueState]
 class _RowState:
     """A row after the last followed event of the key.
 
-    :param state: the state of each value.
+    :param state: the state of each column's value.
     :param gone: the version of the row's deletion, or None if the row exists.
     :param created: the place of the row's creation, if it is in the batch.
     """
@@ -92,7 +96,7 @@ class _RowState:
 class LeftOutValues:
     """Rows of a batch's keys, followed through the batch and through earlier keys of the rows.
 
-    :param events: of these keys, in the order of their versions.
+    :param events: all events of these keys, in the order of their versions.
     :param names: the columns to follow.
     """
 
@@ -105,18 +109,19 @@ class LeftOutValues:
 
     def __post_init__(self) -> None:
         nothing = np.zeros(len(self.events), np.bool_)
-        there = self.events.column_names
-        lacking = {name: left_out(self.events[name]) if name in there else nothing for name in self.names}
-        every = zip(keys_of(self.events, self.key), versions(self.events), self.events[OP].to_pylist(), strict=True)
+        present = self.events.column_names
+        lacking = {name: left_out(self.events[name]) if name in present else nothing for name in self.names}
+        events = zip(keys_of(self.events, self.key), versions(self.events), self.events[OP].to_pylist(), strict=True)
         # Follow each row through its events.
-        for at, (own, version, op) in enumerate(every):
-            row = self._rows.setdefault(own, _RowState(self._in_table(own, None)))
+        for index, (key, version, op) in enumerate(events):
+            row = self._rows.setdefault(key, _RowState(self._in_table(key, None)))
             if op in ("d", "t"):
-                self._delete(row, own, version)
+                self._delete(row, key, version)
                 continue
-            before = self._before(row, own, version, op)
+            before = self._before(row, key, version, op)
             row.state = {
-                name: before[name] if mask[at] else _ValueState(own, version, at) for name, mask in lacking.items()
+                name: before[name] if mask[index] else _ValueState(key, version, index)
+                for name, mask in lacking.items()
             }
             row.gone = None
 
@@ -133,16 +138,17 @@ class LeftOutValues:
 
         :param version: the version of the deletion.
         """
-        return {name: self._source(known, name, version) for name, known in self._moved[version[:2]].items()}
+        return {name: self._source(state, name, version) for name, state in self._moved[version[:2]].items()}
 
-    def _source(self, known: _ValueState, name: str, until: Version) -> ValueSource:
-        return ValueSource(known.origins(until), None if known.event is None else self.events[name][known.event])
+    def _source(self, state: _ValueState, name: str, until: Version) -> ValueSource:
+        return ValueSource(state.origins(until), None if state.event is None else self.events[name][state.event])
 
     def _in_table(self, own: Key, since: Version | None) -> _State:
+        """Return the state of a row whose values are in the table, if its last event is at or above a version."""
         return {name: _ValueState(own, since) for name in self.names}
 
     def _delete(self, row: _RowState, own: Key, version: Version) -> None:
-        """Keep the values for a change of key: at the same place, the row is created with the new key."""
+        """Note a deletion, and keep the row's values: a changed key creates the row again at the same place."""
         if row.gone is None or row.gone[:2] != version[:2]:
             # Before a second deletion, the row was created by an event that is not in the batch.
             self._moved[version[:2]] = row.state if row.gone is None else self._in_table(own, row.gone)
@@ -156,7 +162,7 @@ class LeftOutValues:
             row.created = place
             moved = self._moved.get(place, {})
             return {name: _created(own, version, moved.get(name)) for name in self.names}
-        # If its deletion was sent again, the row that was created since is in the table.
+        # After a deletion that was sent again, the row in the table was created since the deletion.
         return row.state if row.gone is None else self._in_table(own, row.gone)
 
 
@@ -179,62 +185,66 @@ def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numb
     """
     deletes = np.flatnonzero(pc.equal(rows[OP], "d").fill_null(False).to_numpy())
     positions, commits = (rows[name].to_numpy() for name in (POSITION, COMMIT))
-    found: dict[int, Key] = {}
+    keys: dict[int, Key] = {}
     # A row created under a key may be the row that was deleted under another key at the same place. Go on with these
     # earlier keys, until no key is new.
     while True:
-        more = {at: own for at, own in find_keys(rows, key, wanted) if at not in found}
-        found |= more
-        created = [at for at in more if rows[OP][at].as_py() == "c"]
-        places = {(commits[at], positions[at]) for at in created}
-        some = deletes[np.isin(positions[deletes], positions[created])]
-        some = np.array([at for at in some.tolist() if (commits[at], positions[at]) in places], np.int64)
-        wanted = set(keys_of(rows.take(pa.array(some)), key)) - set(found.values())
+        new_keys = {index: own for index, own in find_keys(rows, key, wanted) if index not in keys}
+        keys |= new_keys
+        created = [index for index in new_keys if rows[OP][index].as_py() == "c"]
+        places = {(commits[index], positions[index]) for index in created}
+        old_deletes = deletes[np.isin(positions[deletes], positions[created])]
+        old_deletes = np.array(
+            [index for index in old_deletes.tolist() if (commits[index], positions[index]) in places], np.int64
+        )
+        wanted = set(keys_of(rows.take(pa.array(old_deletes)), key)) - set(keys.values())
         if not wanted:
-            return np.array(sorted(found), np.int64)
+            return np.array(sorted(keys), np.int64)
 
 
 def sources(
-    rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[str]
+    rows: pa.Table, newest: pa.Table, contents: Numbers, key: Sequence[str]
 ) -> dict[tuple[int, str], ValueSource]:
     """Return the sources of left-out values, by a row's index and a column's name.
 
     :param rows: all events, in the order of their versions.
-    :param found: the newest event of each key, with the values of the events at `contents`.
+    :param newest: the newest event of each key, with the values of the events at `contents`.
     :param contents: indices in `rows`.
     """
-    lacking = dict(_lacking(found, key))
+    lacking = dict(_lacking(newest, key))
     if not lacking:
         return {}
-    at = np.flatnonzero(np.logical_or.reduce(list(lacking.values())))
-    keys = dict(zip(at.tolist(), keys_of(found.take(pa.array(at)), key), strict=True))
-    ends = dict(zip(at.tolist(), versions(rows.take(pa.array(contents[at]))), strict=True))
-    own = related(rows, key, set(keys.values()))
-    known = LeftOutValues(rows.take(pa.array(own)), key, list(lacking))
-    places = ((at, name) for name, mask in lacking.items() for at in np.flatnonzero(mask).tolist())
-    return {(at, name): known.source(keys[at], name, ends[at]) for at, name in places}
+    indices = np.flatnonzero(np.logical_or.reduce(list(lacking.values())))
+    keys = dict(zip(indices.tolist(), keys_of(newest.take(pa.array(indices)), key), strict=True))
+    ends = dict(zip(indices.tolist(), versions(rows.take(pa.array(contents[indices]))), strict=True))
+    events = related(rows, key, set(keys.values()))
+    values = LeftOutValues(rows.take(pa.array(events)), key, list(lacking))
+    places = ((index, name) for name, mask in lacking.items() for index in np.flatnonzero(mask).tolist())
+    return {(index, name): values.source(keys[index], name, ends[index]) for index, name in places}
 
 
 def befores(
     rows: pa.Table, deletes: Mapping[int, int], key: Sequence[str], columns: Iterable[pa.Field]
 ) -> dict[int, Mapping[str, ValueSource]]:
-    """Return the sources of rows' values before deletions, by the keys of `deletes`.
+    """Return for each deletion the sources of the row's values before the deletion, by column.
 
     The next event after the batch may create the row again under another key, and leave values out. Raises ValuesApart
     if the values must be followed through the batch, and only files have the values.
 
-    :param deletes: the index of each deletion in `rows`; the keys are any numbers, and are the keys of the result.
+    :param deletes: the index of each deletion in `rows`, by any number; the result has the same numbers.
     :param columns: the columns of the events.
     """
     if not deletes:
         return {}
-    names = [one.name for one in columns if may_lack(one, key)]
-    at = pa.array(deletes.values(), pa.int64())
-    own = related(rows, key, set(keys_of(rows.take(at), key)))
-    if len(own) > len(deletes):
+    names = [column.name for column in columns if may_lack(column, key)]
+    indices = pa.array(deletes.values(), pa.int64())
+    events = related(rows, key, set(keys_of(rows.take(indices), key)))
+    if len(events) > len(deletes):
         check_values(rows, "the batch ends with a deletion, and has an earlier event of the row")
-    known = LeftOutValues(rows.take(pa.array(own)), key, names)
-    return {name: known.before(one) for name, one in zip(deletes, versions(rows.take(at)), strict=True)}
+    values = LeftOutValues(rows.take(pa.array(events)), key, names)
+    return {
+        number: values.before(version) for number, version in zip(deletes, versions(rows.take(indices)), strict=True)
+    }
 
 
 def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:

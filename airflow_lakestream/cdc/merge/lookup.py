@@ -21,6 +21,7 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import no_rows, one_array
 
+# The least number of rows that are looked up at once, except at a file's end.
 _ROWS_AT_ONCE = 500_000
 
 Narrow = npt.NDArray[np.int32]
@@ -28,7 +29,7 @@ Narrow = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class LookupResult:
-    """Result of a lookup in a file with `live` rows.
+    """Result of a lookup in a file.
 
     :param live: the number of rows that are not deleted yet.
     :param hits: the numbers of the rows whose key has an event, rising.
@@ -45,10 +46,11 @@ class LookupResult:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle row numbers with half the width: a file or a batch never has more rows."""
-        return _found, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
+        return _lookup_result, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
 
 
-def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> LookupResult:
+def _lookup_result(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> LookupResult:
+    """Return a lookup's result from its pickle."""
     return LookupResult(live, hits.astype(np.int64), at.astype(np.int64), rows, gone)
 
 
@@ -59,9 +61,10 @@ class KeyLookup:
     :param search: the keys of the batch's events.
     :param strategy: the rows of a key.
     :param truncated: the batch's last truncation.
-    :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
-    :param history: the rules of a history of rows; then hits are also the rows that a truncation ends.
-    :param beside: further columns that order records.
+    :param since: the first commit of the batch's events: if all rows are older, `LookupResult.rows` is None. None to
+        keep the rows in any case.
+    :param history: the rules of a history of rows; then the rows that a truncation ends are hits, too.
+    :param further_order: the columns that order records, except those of the version.
     """
 
     head: MirrorHead
@@ -71,15 +74,15 @@ class KeyLookup:
     truncated: Version | None
     since: int | None
     history: HistoryRules | None = None
-    beside: tuple[str, ...] = ()
+    further_order: tuple[str, ...] = ()
 
     def reached(self, files: Sequence[File]) -> list[File]:
         """Return the files with possible rows of these keys; for a truncation all files."""
         if self.truncated is not None:
             return list(files)
-        known = [(file, self.head.bounds(file, self.key[0])) for file in files]
-        ordered = self.search.rising if any(bounds for _, bounds in known) else []
-        return [file for file, bounds in known if may_hold(bounds, ordered)]
+        bounded = [(file, self.head.bounds(file, self.key[0])) for file in files]
+        rising_keys = self.search.rising if any(bounds for _, bounds in bounded) else []
+        return [file for file, bounds in bounded if may_hold(bounds, rising_keys)]
 
     def __call__(self, file: File) -> LookupResult:
         """Look up the keys in a file; only the columns of key, version and deletion mark are read."""
@@ -87,16 +90,17 @@ class KeyLookup:
         parts = [self._in(rows) for rows in _gathered(self.head.read(file, columns))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
-        cut = [part.gone for part in parts if part.gone is not None]
+        gone = [part.gone for part in parts if part.gone is not None]
         return LookupResult(
             int(starts[-1]),
             np.concatenate([np.zeros(0, np.int64), *hits]),
             np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
             self._newer_rows([part.rows for part in parts if part.rows is not None]),
-            np.concatenate(cut) if cut else None,
+            np.concatenate(gone) if gone else None,
         )
 
     def _newer_rows(self, parts: Sequence[pa.Table]) -> pa.Table | None:
+        """Return the needed columns of a file's hits, or None if all hits are older than `since`."""
         # Without any row of the file, only the columns matter.
         rows = joined(parts) if parts else no_rows(self.strategy.columns)
         rows = rows.select([name for name in self._columns_needed if name in rows.column_names])
@@ -105,13 +109,14 @@ class KeyLookup:
 
     @property
     def _columns_needed(self) -> list[str]:
+        """The columns of hits that the merge needs for its decisions."""
         if self.history is not None:
             further = [name for name in self.strategy.further.names if name != IS_CURRENT]
             return list(dict.fromkeys([*VERSION, *further, *self.history.columns]))
-        return [*VERSION, *self.beside, *([DELETED] if self.strategy.keeps_deleted else [])]
+        return [*VERSION, *self.further_order, *([DELETED] if self.strategy.keeps_deleted else [])]
 
     def _in(self, rows: pa.Table) -> LookupResult:
-        """Look the batch's keys up in the rows of a file."""
+        """Return the result of a lookup in some rows of a file, numbered from 0."""
         hits, at = self.search(rows)
         if self.history is not None and self.history.cuts:
             ended = np.setdiff1d(self._ended(rows, self.history.cuts), hits)
@@ -123,24 +128,25 @@ class KeyLookup:
         )
 
     def _ended(self, rows: pa.Table, cuts: Sequence[VersionCut]) -> Numbers:
-        """Return the numbers of the rows that may end by a truncation: earlier ones without an end before it."""
+        """Return the numbers of the rows that a truncation may end: older rows whose end, if any, is not before it."""
         ends = pc.fill_null(one_array(rows[VALID_TO]).cast(pa.int64()), np.iinfo(np.int64).max).to_numpy()
-        found: Numbers = np.flatnonzero(is_before(rows, cuts[-1].version) & (ends > min(cut.time for cut in cuts)))
-        return found
+        numbers: Numbers = np.flatnonzero(is_before(rows, cuts[-1].version) & (ends > min(cut.time for cut in cuts)))
+        return numbers
 
     def _gone(self, rows: pa.Table) -> Mask | None:
+        """Return a mask of the rows that the batch's truncation removes or marks; None without a truncation."""
         if self.truncated is None or self.history is not None:
             return None
         gone = is_before(rows, self.truncated)
         return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.strategy.keeps_deleted else gone
 
 
-def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
-    """Return whether a file with these bounds, if known, may have any of these rising values."""
+def may_hold(bounds: tuple[Any, Any] | None, rising: Sequence[Any]) -> bool:
+    """Return whether a file may have any of these rising values, by its bounds; true for unknown bounds (None)."""
     if bounds is None:
         return True
-    at = bisect_left(ordered, bounds[0])
-    return at < len(ordered) and bool(ordered[at] <= bounds[1])
+    index = bisect_left(rising, bounds[0])
+    return index < len(rising) and bool(rising[index] <= bounds[1])
 
 
 @dataclass
@@ -161,7 +167,7 @@ class FileChange:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the indices of events, for work on the file in another process."""
-        return _change, (self.file, self.live, self.out.astype(np.int32), self.marked)
+        return _file_change, (self.file, self.live, self.out.astype(np.int32), self.marked)
 
     @property
     def is_touched(self) -> bool:
@@ -169,60 +175,61 @@ class FileChange:
         return bool(len(self.out)) or self.marked is not None
 
 
-def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> FileChange:
+def _file_change(file: File, live: int, out: Narrow, marked: Mask | None) -> FileChange:
+    """Return a file's change from its pickle."""
     return FileChange(file, live, out.astype(np.int64), np.zeros(0, np.int64), marked)
 
 
-def change_of(file: File, found: LookupResult, out: Mask, strategy: RowStrategy) -> FileChange:
+def change_of(file: File, result: LookupResult, out: Mask, strategy: RowStrategy) -> FileChange:
     """Return the change of a file, by the events and by a truncation.
 
-    :param found: the result of the lookup in the file.
+    :param result: the result of the lookup in the file.
     :param out: a mask of the hits that their events replace or delete.
-    :param strategy: the rows of a key: those that a truncation removes may stay, marked.
+    :param strategy: the rows of a key: rows that a truncation deletes may stay, marked.
     """
-    cut = found.gone
+    truncated = result.gone
     # Without a truncation, only the events change rows.
-    if cut is None:
-        return FileChange(file, found.live, found.hits[out], found.at[out], None)
+    if truncated is None:
+        return FileChange(file, result.live, result.hits[out], result.at[out], None)
     if strategy.keeps_deleted:
         # Rows from before the truncation stay, marked, except rows that an event replaces.
-        marked = cut.copy()
-        marked[found.hits[out]] = False
-        return FileChange(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
+        marked = truncated.copy()
+        marked[result.hits[out]] = False
+        return FileChange(file, result.live, result.hits[out], result.at[out], marked if marked.any() else None)
     # Rows from before the truncation are deleted, too.
-    events = np.full(found.live, -1, np.int64)
-    events[found.hits] = found.at
-    is_out = cut.copy()
-    is_out[found.hits[out]] = True
+    event_of = np.full(result.live, -1, np.int64)
+    event_of[result.hits] = result.at
+    is_out = truncated.copy()
+    is_out[result.hits[out]] = True
     numbers = np.flatnonzero(is_out)
-    return FileChange(file, found.live, numbers, events[numbers], None)
+    return FileChange(file, result.live, numbers, event_of[numbers], None)
 
 
 def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
-    """Yield parts of a file's rows, each with the slice of row numbers."""
+    """Yield parts of a file's rows, each with the slice of the file's row numbers that the part has."""
     start = 0
     for rows in parts:
         yield rows, slice(start, start + len(rows))
         start += len(rows)
 
 
-def within_part(numbers: Numbers, here: slice) -> Numbers:
+def within_part(numbers: Numbers, part: slice) -> Numbers:
     """Return the rising numbers within a part, counted from the part's start."""
-    low, high = np.searchsorted(numbers, (here.start, here.stop))
-    within: Numbers = numbers[low:high] - here.start
+    low, high = np.searchsorted(numbers, (part.start, part.stop))
+    within: Numbers = numbers[low:high] - part.start
     return within
 
 
 def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Yield parts of a file joined to half a million rows or more: each lookup of keys has a fixed cost."""
-    held: list[pa.Table] = []
+    collected: list[pa.Table] = []
     for rows in parts:
-        held.append(rows)
-        if sum(map(len, held)) >= _ROWS_AT_ONCE:
-            yield joined(held)
-            held = []
-    if held:
-        yield joined(held)
+        collected.append(rows)
+        if sum(map(len, collected)) >= _ROWS_AT_ONCE:
+            yield joined(collected)
+            collected = []
+    if collected:
+        yield joined(collected)
 
 
 def joined(parts: Sequence[pa.Table]) -> pa.Table:

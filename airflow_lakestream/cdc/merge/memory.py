@@ -34,10 +34,10 @@ from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.sink import TableSink
 
 SUFFIX = DELETED
-# The deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may be the same row
-# under another key, without the values that did not change.
+# Column with the deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may create
+# the row again under another key, without the values that did not change.
 ROW = "_row"
-# Table property: the mirror's own id. Entries of an earlier mirror of the same name do not count.
+# Table property with the mirror's own id: entries of an earlier mirror of the same name have another id.
 MIRROR_ID = "lakestream.mirror-uuid"
 # The reason of a conflict, if the mirror has another id than at the look before a merge.
 REPLACED = "all rows of the mirror were replaced"
@@ -75,15 +75,16 @@ class MirrorMemory:
     @cached_property
     def truncated(self) -> Version | None:
         """The last known truncation, or None. A snapshot counts as a truncation."""
-        return max((cut_of(one) if is_mark(one) else one for one in self._without_key), default=None)
+        return max((cut_of(version) if is_mark(version) else version for version in self._without_key), default=None)
 
     @property
     def snapshots(self) -> Sequence[Version]:
         """The marks of all known snapshots."""
-        return [one for one in self._without_key if is_mark(one)]
+        return [version for version in self._without_key if is_mark(version)]
 
     @cached_property
     def _without_key(self) -> Sequence[Version]:
+        """The versions of truncations, and the marks of snapshots."""
         return [] if self.entries is None else versions(self.entries.filter(self.entries[self.key[0]].is_null()))
 
     def is_dead(self, rows: pa.Table, ties: PartitionTies | None = None) -> Mask:
@@ -98,12 +99,12 @@ class MirrorMemory:
         if not len(entries):
             return dead
         last = last_of_each(entries, self.key)
-        at = places(rows, last, self.key)
-        known = np.flatnonzero(at >= 0)
-        deletions, known_rows = last.take(pa.array(at[known])), rows.take(pa.array(known))
+        indices = places(rows, last, self.key)
+        with_deletion = np.flatnonzero(indices >= 0)
+        deletions, deleted_rows = last.take(pa.array(indices[with_deletion])), rows.take(pa.array(with_deletion))
         if ties is not None:
-            ties.check(known_rows, deletions)
-        dead[known] = is_later(deletions, known_rows)
+            ties.check(deleted_rows, deletions)
+        dead[with_deletion] = is_later(deletions, deleted_rows)
         return dead
 
     def deletions(self, keys: pa.Table) -> pa.Table:
@@ -117,17 +118,20 @@ class MirrorMemory:
         if self._every is None:
             return False
         entries = self._every.filter(self._every[self.key[0]].is_valid())
-        own = entries.filter(pa.array(places(entries, row.select(list(self.key)), self.key) >= 0))
-        mine = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
-        return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
+        own_entries = entries.filter(pa.array(places(entries, row.select(list(self.key)), self.key) >= 0))
+        place = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
+        return any(
+            deletion >= place
+            for deletion in zip(own_entries[COMMIT].to_pylist(), own_entries[POSITION].to_pylist(), strict=True)
+        )
 
     def cuts(self, new: Sequence[VersionCut] = ()) -> list[VersionCut]:
         """Return all known truncations with their times, also new ones; a snapshot counts as a truncation."""
         if self.entries is None or TIME not in self.entries.column_names:
             return list(new)
         times = self.entries.filter(self.entries[self.key[0]].is_null())[TIME].to_pylist()
-        found = zip(self._without_key, times, strict=True)
-        return [*(VersionCut(cut_of(one) if is_mark(one) else one, time) for one, time in found), *new]
+        timed = zip(self._without_key, times, strict=True)
+        return [*(VersionCut(cut_of(version) if is_mark(version) else version, time) for version, time in timed), *new]
 
     @property
     def has_moved(self) -> bool:
@@ -139,17 +143,18 @@ class MirrorMemory:
         kept = self._kept
         if kept is None:
             return None
-        found = kept.filter(pc.and_(pc.equal(kept[COMMIT], place[0]), pc.equal(kept[POSITION], place[1])))
-        return pa.ipc.open_stream(found[row_column(self.key)][0].as_py()).read_all() if len(found) else None
+        entry = kept.filter(pc.and_(pc.equal(kept[COMMIT], place[0]), pc.equal(kept[POSITION], place[1])))
+        return pa.ipc.open_stream(entry[row_column(self.key)][0].as_py()).read_all() if len(entry) else None
 
     @cached_property
     def _kept(self) -> pa.Table | None:
+        """The entries with a deleted row, also of events that are not landed."""
         return None if self._every is None else self._every.filter(self._every[row_column(self.key)].is_valid())
 
     @cached_property
     def _every(self) -> pa.Table | None:
-        # A deletion and the values of its row are facts, also if the event is not landed.
-        tables = [one for one in (self.entries, self.ahead) if one is not None]
+        """All entries: a deletion and the values of its row are facts, also if the event is not landed."""
+        tables = [table for table in (self.entries, self.ahead) if table is not None]
         return pa.concat_tables(tables) if tables else None
 
 
@@ -161,12 +166,12 @@ def _is_landed(entries: pa.Table, held: RangeSet) -> Mask:
     partitions, offsets = entries[PARTITION].to_numpy(), entries[OFFSET].to_numpy()
     # A snapshot's mark has the offset of its first event, see `snapshots.with_ends`.
     offsets = np.where(offsets < 0, -1 - offsets, offsets)
-    landed, known = np.zeros(len(entries), np.bool_), {*np.unique(partitions).tolist()}
+    landed, with_entries = np.zeros(len(entries), np.bool_), {*np.unique(partitions).tolist()}
     for topic, partition in held.partitions:
-        if partition in known:
-            own = np.flatnonzero(partitions == partition)
-            within = is_within(pa.chunked_array([offsets[own]]), held.intervals(topic, partition))
-            landed[own] |= within.to_numpy(zero_copy_only=False)
+        if partition in with_entries:
+            indices = np.flatnonzero(partitions == partition)
+            is_in_ranges = is_within(pa.chunked_array([offsets[indices]]), held.intervals(topic, partition))
+            landed[indices] |= is_in_ranges.to_numpy(zero_copy_only=False)
     return landed
 
 
@@ -188,8 +193,8 @@ def entry_schema(key: pa.Schema, further: Iterable[pa.Field] = ()) -> pa.Schema:
 
     :param further: columns next to the version, see `MirrorDesign.entry_columns`.
     """
-    own = [field.with_nullable(True) for field in key]
-    return pa.schema([*own, *version_schema(), *further, pa.field(row_column(key.names), pa.binary())])
+    key_columns = [field.with_nullable(True) for field in key]
+    return pa.schema([*key_columns, *version_schema(), *further, pa.field(row_column(key.names), pa.binary())])
 
 
 def design_of_entries(
@@ -211,7 +216,7 @@ def commit_entries(table: TableSink[Any], commit: Callable[[Landing], int], entr
 
     After a failure, the files that were written are discarded.
 
-    :param commit: commits the entries that the table has taken.
+    :param commit: commits the entries that were written to the table.
     """
     name = f"entries {uuid.uuid4().hex}"
     with or_discard(table):

@@ -20,7 +20,7 @@ from airflow_lakestream.cdc.columns import COMMIT, DELETED, MARK, OP, SEQUENCE, 
 from airflow_lakestream.cdc.events.sequence import with_commits, with_ranks
 from airflow_lakestream.cdc.keys.guards import GuardCheck
 from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, find_keys, in_order
-from airflow_lakestream.cdc.merge.audited import Look
+from airflow_lakestream.cdc.merge.audited import RowsCheck
 from airflow_lakestream.cdc.merge.entries import MirrorEntries
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
@@ -33,12 +33,12 @@ from airflow_lakestream.cdc.merge.files import (
     in_parts,
     rows_of,
 )
-from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.judged import GuardedRowCheck
 from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined
 from airflow_lakestream.cdc.merge.memory import MirrorMemory, row_column
 from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.merge.pool import MergePool, MergeWork
 from airflow_lakestream.cdc.merge.snapshots import behind, is_before, is_gone, is_later, is_mark
 from airflow_lakestream.cdc.merge.values import Borrowed, OldRows, RowValues
 from airflow_lakestream.cdc.rows import RowStrategy
@@ -48,11 +48,11 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers, distinct
 from airflow_lakestream.tables.row_buffer import no_rows
 
-# By default, a file is rewritten if it has lost this share of its rows, or if it is small: many small files would take
-# longer to read than one takes to write.
+# By default, a file is rewritten if it has lost this share of its rows, or if it has fewer bytes than `SMALL_BYTES`: to
+# read many small files takes longer than to write a single one.
 MOST_DELETED = 0.1
 SMALL_BYTES = 2**20
-# This many small files of a partition become one, even if no event changes them.
+# This number of small files of a partition are joined, even if no event changes them.
 MOST_SMALL = 32
 
 
@@ -60,8 +60,11 @@ MOST_SMALL = 32
 class MergeResult:
     """Result of a merge for a commit: removed files, new files, and new entries.
 
-    `rows` are the rows of a table that does not exist yet; they are not in a file.
-    `deleted` has files that stay without some of their rows, each with the result of `MirrorHead.delete`.
+    :param out: the removed files.
+    :param new: the new files.
+    :param deleted: the files that stay without some of their rows, each with its new delete file.
+    :param rows: the rows of a table that does not exist yet; they are not in a file.
+    :param entries: the new entries for the memory of deleted rows.
     """
 
     out: Sequence[File]
@@ -73,7 +76,7 @@ class MergeResult:
 
 @dataclass
 class IncomingRows:
-    """Incoming rows of a merge. Each rewritten file takes its rows; `rest` has the rows for new files.
+    """Incoming rows of a merge: each rewritten file takes the rows of its keys, and `rest` are the rows for new files.
 
     :param place_of: for each event the index of its row; -1 without a row, or after a file has taken the row.
     """
@@ -84,14 +87,15 @@ class IncomingRows:
     def take(self, change: FileChange) -> pa.Table:
         """Return the new rows of a changed file, and mark these rows as taken."""
         events = distinct(change.at[change.at >= 0])
-        wanted = self.place_of[events]
+        indices = self.place_of[events]
         self.place_of[events] = -1
-        return self.rows.take(pa.array(wanted[wanted >= 0]))
+        return self.rows.take(pa.array(indices[indices >= 0]))
 
     def rest(self, key: Sequence[str]) -> pa.Table:
         """Return the rows not taken by a file, sorted by key: later changes of near keys then touch fewer files."""
-        places_ = self.place_of[self.place_of >= 0]
-        return self.rows.take(pa.array(places_[in_order(by_place(self.rows, key).take(pa.array(places_)))]))
+        indices = self.place_of[self.place_of >= 0]
+        keys = by_place(self.rows, key).take(pa.array(indices))
+        return self.rows.take(pa.array(indices[in_order(keys)]))
 
 
 @dataclass
@@ -104,9 +108,9 @@ class BatchMerger:
     :param strategy: the rows of a key.
     :param entries: the memory of deleted rows.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
-    :param hands: does the work on files.
-    :param written: takes all files that were written, for any head.
-    :param look: checks the incoming rows before anything is written, and raises ChecksFailed.
+    :param pool: does the work on files.
+    :param written: gets all files that were written, for any head.
+    :param check_rows: checks the incoming rows before anything is written, and raises ChecksFailed.
     :param borrowed: see `cdc.merge.values.RowValues`.
     """
 
@@ -116,9 +120,9 @@ class BatchMerger:
     strategy: RowStrategy
     entries: MirrorEntries
     mode: MergeMode
-    hands: MergePool
+    pool: MergePool
     written: list[File]
-    look: Look | None = None
+    check_rows: RowsCheck | None = None
     borrowed: Borrowed | None = None
     _judged: GuardedRowCheck = field(init=False)
 
@@ -126,14 +130,14 @@ class BatchMerger:
         """Decide about a batch's rows for a head, and write the files; return the result for the commit.
 
         If the table does not exist yet, no file is written, and the result has the rows. Raises ValueMissing,
-        MirrorStopped, and the errors of `look`.
+        MirrorStopped, and the errors of `check_rows`.
 
         :param head: the head of this commit attempt, or None if the table does not exist yet.
         :param held: returns the offsets that the head's ledgers hold: entries of other events do not count.
         """
         # 1. Look up the keys in the table's files and in the memory. Events behind a known snapshot get later places.
         files = head.files() if head is not None else []
-        memory, reached, found = self._ranked(*self._looked_up(head, files, held))
+        memory, reached, results = self._ranked(*self._looked_up(head, files, held))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         # 2. Decide which events are late, and which rows of the table are replaced or deleted.
@@ -144,23 +148,23 @@ class BatchMerger:
         matched = np.zeros(len(rows), np.bool_)
         changes: list[FileChange] = []
         if self.batch.repeats is not None:
-            late |= self.batch.repeats.mask(rows, found)
+            late |= self.batch.repeats.mask(rows, results)
         elif head is not None:
-            changes = self._changes(head, reached, found, late, matched)
+            changes = self._changes(head, reached, results, late, matched)
         self._judged.check_unanswered(memory)
         is_delete = is_gone(rows)
         # An event without a row in the table is late if the memory has a later deletion of the key.
         new = np.flatnonzero(~matched & ~late & ~is_delete)
-        of_new = rows.select([*self.key, *VERSION]).take(pa.array(new))
-        late[new[memory.is_dead(of_new, self.batch.ties)]] = True
+        new_rows = rows.select([*self.key, *VERSION]).take(pa.array(new))
+        late[new[memory.is_dead(new_rows, self.batch.ties)]] = True
         # 3. Complete the incoming rows with left-out values, and check them.
         old = self._old_rows(head, changes, self._needed(is_delete, late))
         values = RowValues(self.batch, self.table, self.key, memory, old, self.borrowed)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         incoming.rows = _without_ranks(incoming.rows)
-        if self.look is not None:
-            self.look(incoming.rows)
+        if self.check_rows is not None:
+            self.check_rows(incoming.rows)
         entries = _without_ranks(self._entries(values, deletes))
         # For executors the rows are pickled, which is one more copy of them.
         del values, old
@@ -169,14 +173,14 @@ class BatchMerger:
     def _written(
         self,
         head: MirrorHead | None,
-        held: Sequence[File],
+        files: Sequence[File],
         changes: Sequence[FileChange],
         incoming: IncomingRows,
         entries: pa.Table,
     ) -> MergeResult:
-        """Rewrite files, delete rows in place, and put the rows that no file has taken into new files."""
+        """Rewrite files of the head, delete rows in place, and write all other incoming rows into new files."""
         rewrites, in_place = self._ways(head, changes)
-        rewrites += self._small(head, held, changes) if head is not None else []
+        rewrites += self._small(head, files, changes) if head is not None else []
         if head is None:
             return MergeResult([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
         works = [self._rewriting(head, rewrites, incoming), self._deleting(head, in_place)]
@@ -186,8 +190,9 @@ class BatchMerger:
         size = self._size(rest)
         works.append(MergeWork(RowWriteTask(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
         rewritten, deleted, added = self._write(works)
-        emptied = list(zip((one.file for one in in_place), deleted, strict=True))
-        return MergeResult([one.file for one in rewrites], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
+        with_deletes = list(zip((change.file for change in in_place), deleted, strict=True))
+        removed, new = [change.file for change in rewrites], [*rewritten, *added]
+        return MergeResult(removed, new, with_deletes, no_rows(rest.schema), entries)
 
     def remember(self, merged: MergeResult) -> None:
         """Add the new entries to the memory; call this before the commit, see `cdc.merge.memory`."""
@@ -202,37 +207,38 @@ class BatchMerger:
         opened = self.entries.open()
         works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            beside = order_columns(batch.rows.column_names)[len(VERSION) :]
+            further_order = order_columns(batch.rows.column_names)[len(VERSION) :]
             lookup = KeyLookup(
-                head, search, self.key, self.strategy, batch.truncated, self._since(), batch.history, beside
+                head, search, self.key, self.strategy, batch.truncated, self._since(), batch.history, further_order
             )
             reached = lookup.reached(files if batch.repeats is None else batch.repeats.reached(head, files, batch.rows))
             works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
             works.append(opened.wanted(self.key, search))
-        done = self.hands.do(*works)
-        entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
-        return MirrorMemory.of(self.key, entries, held), reached, done[0] if head is not None else []
+        results = self.pool.do(*works)
+        entries = opened.joined(chain.from_iterable(results[-1])) if opened is not None else None
+        return MirrorMemory.of(self.key, entries, held), reached, results[0] if head is not None else []
 
     def _ranked(
         self, memory: MirrorMemory, reached: list[File], results: list[LookupResult]
     ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
-        """Return what was looked up, with ranks among records, rows and entries in place of bytes that order them."""
+        """Return the results of `_looked_up` with ranks, instead of bytes that order records, rows and entries."""
         batch = self.batch
         if SEQUENCE not in batch.rows.column_names:
             return memory, reached, results
         partial = [] if batch.partial is None else [batch.partial.records]
         entries = [] if memory.entries is None else [memory.entries]
-        held = [at for at, one in enumerate(results) if one.rows is not None and SEQUENCE in one.rows.column_names]
-        tables = [batch.rows, batch.contents, *partial, *entries, *(results[at].rows for at in held)]
+        hits = {number: result.rows for number, result in enumerate(results) if result.rows is not None}
+        hits = {number: rows for number, rows in hits.items() if SEQUENCE in rows.column_names}
+        tables = [batch.rows, batch.contents, *partial, *entries, *hits.values()]
         ranked = iter(with_ranks(tables))
         self.batch = batch = replace(batch, rows=next(ranked), contents=next(ranked))
         if batch.partial is not None:
             self.batch = replace(batch, partial=replace(batch.partial, records=next(ranked)))
         memory = MirrorMemory(memory.key, next(ranked) if entries else None)
         results = list(results)
-        for at in held:
-            results[at] = replace(results[at], rows=next(ranked))
+        for number in hits:
+            results[number] = replace(results[number], rows=next(ranked))
         return memory, reached, results
 
     def _changes(
@@ -244,16 +250,16 @@ class BatchMerger:
         :param late: a mask of the late events; events that change no row of their key are added.
         :param matched: a mask of the events whose key has a row in a file, which is filled here.
         """
-        changes, too_late = [], []
-        for file, found, later in zip(files, results, self._later(results), strict=True):
-            # A marked row may be older than a truncation, like a late event: it stays.
-            out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
-            matched[found.at] = True
-            too_late.append(found.at[~out])
-            changes.append(change_of(file, found, out, self.strategy))
-        for events in too_late:
+        changes, late_parts = [], []
+        for file, result, is_newer in zip(files, results, self._later(results), strict=True):
+            # A row that is marked as deleted may be older than a truncation, and its event is late, too: the row stays.
+            out = is_newer & ~late[result.at] & ~self._judged.stay(head, file, result)
+            matched[result.at] = True
+            late_parts.append(result.at[~out])
+            changes.append(change_of(file, result, out, self.strategy))
+        for events in late_parts:
             late[events] = True
-        return [one for one in changes if one.is_touched]
+        return [change for change in changes if change.is_touched]
 
     def _since(self) -> int | None:
         """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
@@ -267,45 +273,43 @@ class BatchMerger:
 
     def _later(self, results: Sequence[LookupResult]) -> Sequence[Mask]:
         """Return for each file's hits a mask of the events later than the row. Raises MirrorStopped for a tie."""
-        later = [np.ones(len(one.at), np.bool_) for one in results]
-        with_rows = [
-            (number, one.at, one.rows.select(VERSION)) for number, one in enumerate(results) if one.rows is not None
-        ]
-        if with_rows:
+        later = [np.ones(len(result.at), np.bool_) for result in results]
+        numbers = [number for number, result in enumerate(results) if result.rows is not None]
+        if numbers:
             # For all files at once: a call of Arrow for each file would take longer to begin than to be done.
-            numbers, at, rows = zip(*with_rows, strict=True)
-            ties, held = self.batch.ties, joined(rows)
+            hits, ties = [results[number] for number in numbers], self.batch.ties
+            old_rows = joined([hit.rows.select(VERSION) for hit in hits if hit.rows is not None])
             columns = [*(() if ties is None else self.key), *VERSION]
-            events = self.batch.rows.select(columns).take(pa.array(np.concatenate(at)))
+            events = self.batch.rows.select(columns).take(pa.array(np.concatenate([hit.at for hit in hits])))
             if ties is not None:
-                ties.check(events, held)
-            of_each = np.split(is_later(events, held), np.cumsum([len(one) for one in at])[:-1])
-            for number, mask in zip(numbers, of_each, strict=True):
+                ties.check(events, old_rows)
+            masks = np.split(is_later(events, old_rows), np.cumsum([len(hit.at) for hit in hits])[:-1])
+            for number, mask in zip(numbers, masks, strict=True):
                 later[number] = mask
         return later
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events with needed old rows: for left-out values, for deleted rows that stay, or for a new key."""
-        rows, needed = self.batch.rows, set()
-        of_moved = (one for before in self.batch.befores.values() for one in before.values())
-        every = chain(self.batch.sources.values(), of_moved)
-        wanted = {origin.key for source in every for origin in source.origins if origin.moved is None}
-        needed |= {place for place, _ in self.batch.sources}
-        needed |= {at for at, _ in find_keys(rows, self.key, wanted)}
+        rows, needed = self.batch.rows, set[int]()
+        of_moved = (source for before in self.batch.befores.values() for source in before.values())
+        sources = chain(self.batch.sources.values(), of_moved)
+        wanted = {origin.key for source in sources for origin in source.origins if origin.moved is None}
+        needed |= {event for event, _ in self.batch.sources}
+        needed |= {event for event, _ in find_keys(rows, self.key, wanted)}
         if self.batch.partial is not None:
             needed |= set(np.flatnonzero(~is_delete & ~late).tolist())
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.strategy.keeps_deleted else self.batch.befores)
 
     def _old_rows(self, head: MirrorHead | None, changes: Sequence[FileChange], needed: set[int]) -> OldRows:
-        """Return the table's replaced or deleted rows, as far as needed."""
+        """Return those of the table's replaced or deleted rows whose events are in `needed`."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
-        every = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
-        taken = [(file, numbers) for file, numbers in every if len(numbers)]
-        if head is not None and taken:
-            size = sum(head.bytes_in(file) for file, _ in taken)
-            (parts,) = self.hands.do(MergeWork(RowReadTask(head), taken, size))
-            for rows in (rows for part in parts for rows in part):
+        hits = [(change.file, change.out[np.isin(change.at, wanted)]) for change in changes]
+        to_read = [(file, numbers) for file, numbers in hits if len(numbers)]
+        if head is not None and to_read:
+            size = sum(head.bytes_in(file) for file, _ in to_read)
+            (parts,) = self.pool.do(MergeWork(RowReadTask(head), to_read, size))
+            for rows in chain.from_iterable(parts):
                 old.add(rows)
         return old
 
@@ -317,7 +321,7 @@ class BatchMerger:
         """
         place_of = np.full(len(self.batch.rows), -1, np.int64)
         is_whole = not self.batch.sources and self.batch.partial is None
-        if not self.strategy.keeps_deleted and is_whole and self.look is None:
+        if not self.strategy.keeps_deleted and is_whole and self.check_rows is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, staged = self.batch.rows, self.batch.staged
@@ -327,11 +331,11 @@ class BatchMerger:
         if self.strategy.keeps_deleted:
             is_marked = pc.fill_null(pc.equal(self.batch.rows[OP], MARK), False).take(pa.array(upserts))
             parts[0] = rows.append_column(DELETED, is_marked)
-            for places_, marked in values.marked(deletes):
+            for indices, marked in values.marked(deletes):
                 parts.append(marked)
-                events.append(places_)
-        of_rows = np.concatenate(events)
-        place_of[of_rows] = np.arange(len(of_rows))
+                events.append(indices)
+        event_of = np.concatenate(events)
+        place_of[event_of] = np.arange(len(event_of))
         return IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
     def _ways(
@@ -339,33 +343,33 @@ class BatchMerger:
     ) -> tuple[list[FileChange], list[FileChange]]:
         """Return the files to rewrite, and the files with rows to delete in place."""
         rewrites, in_place = list[FileChange](), list[FileChange]()
-        for one in changes:
-            assert head is not None, "it has the files"
-            (rewrites if is_rewritten(head, one, self.mode) else in_place).append(one)
+        for change in changes:
+            assert head is not None, "changes are of a head's files"
+            (rewrites if is_rewritten(head, change, self.mode) else in_place).append(change)
         return rewrites, in_place
 
-    def _small(self, head: MirrorHead, held: Sequence[File], changes: Sequence[FileChange]) -> list[FileChange]:
+    def _small(self, head: MirrorHead, files: Sequence[File], changes: Sequence[FileChange]) -> list[FileChange]:
         """Return unchanged small files to rewrite, of partitions with at least `MOST_SMALL` such files.
 
         So a mirror that only gets new rows stays quick to read without any maintenance.
         """
         if self.mode is MergeMode.MERGE_ON_READ:
             return []
-        touched = {id(one.file) for one in changes}
+        touched = {id(change.file) for change in changes}
         small = defaultdict[Any, list[File]](list)
-        for file in held:
+        for file in files:
             if id(file) not in touched and head.bytes_in(file) < SMALL_BYTES and head.rows_in(file):
                 small[head.partition(file)].append(file)
-        many = [file for files in small.values() if len(files) >= MOST_SMALL for file in files]
-        none = np.zeros(0, np.int64)
-        return [FileChange(file, head.live_rows_in(file), none, none, None) for file in many]
+        many = [file for group in small.values() if len(group) >= MOST_SMALL for file in group]
+        no_numbers = np.zeros(0, np.int64)
+        return [FileChange(file, head.live_rows_in(file), no_numbers, no_numbers, None) for file in many]
 
     def _write(self, works: Sequence[MergeWork]) -> list[list[File]]:
         """Do the works; return the files written by each work, and note all files in `written`."""
-        made = [list(chain.from_iterable(files)) for files in self.hands.do(*works)]
+        written = [list(chain.from_iterable(files)) for files in self.pool.do(*works)]
         # Also the files that other processes have written.
-        self.written += chain.from_iterable(made)
-        return made
+        self.written += chain.from_iterable(written)
+        return written
 
     def _packed(self, rows: pa.Table) -> Any:
         """Return incoming rows in the form for the writing process; see `_rows_of`."""
@@ -373,6 +377,7 @@ class BatchMerger:
 
     @property
     def _rows_of(self) -> RowsOf:
+        """Function for the writing process, which returns the rows in the form of `_packed`."""
         return rows_of if self.batch.staged is None else self.batch.staged.files
 
     def _size(self, rows: pa.Table) -> int:
@@ -381,26 +386,28 @@ class BatchMerger:
 
     def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: IncomingRows) -> MergeWork:
         """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""
-        items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
+        bundles = self._bundles(head, changes)
+        items = [[(change, self._packed(incoming.take(change))) for change in bundle] for bundle in bundles]
         rewriting = FileRewriteTask(head, self.batch.truncated, self._rows_of)
-        return MergeWork(rewriting, items, sum(head.bytes_in(one.file) for one in changes))
+        return MergeWork(rewriting, items, sum(head.bytes_in(change.file) for change in changes))
 
     def _deleting(self, head: MirrorHead, changes: Sequence[FileChange]) -> MergeWork:
         """Return the work for deleting rows of files in place."""
-        return MergeWork(RowDeleteTask(head), changes, sum(head.bytes_in(one.file) for one in changes))
+        return MergeWork(RowDeleteTask(head), changes, sum(head.bytes_in(change.file) for change in changes))
 
     def _bundles(self, head: MirrorHead, changes: Sequence[FileChange]) -> Iterator[list[FileChange]]:
         """Yield the files to rewrite together: small files with neighbouring keys."""
         rows = self.batch.rows
-        most = PART_BYTES * max(1, len(rows)) // max(1, self._size(rows))
-        bounds = [head.bounds(one.file, self.key[0]) for one in changes]
-        order = sorted((known[0], at) for at, known in enumerate(bounds) if known is not None)
+        most_rows = PART_BYTES * max(1, len(rows)) // max(1, self._size(rows))
+        bounds = [head.bounds(change.file, self.key[0]) for change in changes]
+        by_low = sorted((low_high[0], number) for number, low_high in enumerate(bounds) if low_high is not None)
+        unbounded = [number for number, low_high in enumerate(bounds) if low_high is None]
         bundle: list[FileChange] = []
-        for at in [*(at for _, at in order), *(at for at, known in enumerate(bounds) if known is None)]:
-            if bundle and sum(one.live for one in (*bundle, changes[at])) > most:
+        for change in (changes[number] for number in [*(number for _, number in by_low), *unbounded]):
+            if bundle and sum(bundled.live for bundled in (*bundle, change)) > most_rows:
                 yield bundle
                 bundle = []
-            bundle.append(changes[at])
+            bundle.append(change)
         if bundle:
             yield bundle
 
@@ -409,22 +416,20 @@ class BatchMerger:
 
         If deleted rows stay in the table, only rows whose values the next event may need get an entry.
         """
-        wanted = [at for at in deletes.tolist() if not self.strategy.keeps_deleted or at in self.batch.befores]
+        wanted = [event for event in deletes.tolist() if not self.strategy.keeps_deleted or event in self.batch.befores]
         rows = self.batch.rows
         rows = rows.select([*self.key, *order_columns(rows.column_names)]).take(pa.array(wanted, pa.int64()))
-        kept = [values.row_before(at) for at in wanted]
-        rows = rows.append_column(row_column(self.key), pa.array(kept, pa.binary()))
+        old_rows = [values.row_before(event) for event in wanted]
+        rows = rows.append_column(row_column(self.key), pa.array(old_rows, pa.binary()))
         truncated = [] if self.batch.truncated is None or is_mark(self.batch.truncated) else [self.batch.truncated]
-        cuts = [dict(zip(VERSION, one, strict=True)) for one in (*truncated, *self.batch.snapshots)]
+        cuts = [dict(zip(VERSION, version, strict=True)) for version in (*truncated, *self.batch.snapshots)]
         columns = [
-            pa.array([cut[one.name] for cut in cuts], one.type)
-            if one.name in VERSION
-            else pa.nulls(len(cuts), one.type)
-            for one in rows.schema
+            pa.array([cut[column.name] for cut in cuts], column.type)
+            if column.name in VERSION
+            else pa.nulls(len(cuts), column.type)
+            for column in rows.schema
         ]
-        return pa.concat_tables(
-            [rows, pa.Table.from_arrays(columns, [one.name for one in rows.schema])], promote_options="permissive"
-        )
+        return pa.concat_tables([rows, pa.Table.from_arrays(columns, rows.schema.names)], promote_options="permissive")
 
 
 def is_rewritten(head: MirrorHead, change: FileChange, mode: MergeMode) -> bool:
@@ -440,5 +445,5 @@ def is_rewritten(head: MirrorHead, change: FileChange, mode: MergeMode) -> bool:
 
 
 def _without_ranks(rows: pa.Table) -> pa.Table:
-    """Return rows as the table has them: a rank is one of a merge."""
+    """Return rows with 0 in place of ranks: a rank is valid within one merge only."""
     return with_commits(rows, pa.repeat(pa.scalar(0, pa.int64()), len(rows))) if SEQUENCE in rows.column_names else rows

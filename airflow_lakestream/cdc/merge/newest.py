@@ -48,18 +48,18 @@ class NewestEvents:
 
     :param rows: the last events. A row to be marked as deleted has the values of the event before its deletion, if the
         batch has one. The operation is `t` if a truncation deleted the row.
-    :param contents: the version of the event with each row's values.
+    :param contents: for each row the version of the event that has the row's values.
     :param truncated: the last truncation in the batch, or None.
     :param sources: the source of a missing value, by a row's index and a column's name.
     :param befores: for a deletion that ends a partition's events, by the row's index, the sources of the values that
         the next event may leave out.
     :param snapshots: the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
-    :param guards: by a row's index, the checks of the table's row of its key.
+    :param guards: by a row's index, the conditions on the table's row of the same key.
     :param topic: the topic's name, for errors.
-    :param staged: with staged events, executors read the values of rows: `rows` have key, operation, version and place.
+    :param staged: the staged events, if executors read the values: `rows` then have key, operation, version, `PLACE`.
     :param ties: for events of plain records, the check of their order; None for events of a database.
-    :param partial: all records, if they may have only some of the fields.
-    :param repeats: with it, rows of the table stay, and it finds the records that change nothing.
+    :param partial: all records, if records may lack fields.
+    :param repeats: finds the records that change nothing, if rows of the table stay as they are.
     :param history: the rules of a history of rows; then `rows` are all records, and `guards` are by their indices.
     """
 
@@ -95,14 +95,14 @@ def newest(
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param key: the columns of the mirror's key.
     :param table: the mirror's name, and `topic` the topic's, for errors.
-    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the row before it.
+    :param strategy: the rows of a key; if deleted rows stay, a deletion has the values of the row before.
     :param record_key: the columns of the records' keys, which every deletion has.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     # 1. Sort by version, with a truncation for each snapshot's end.
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    # 2. Only the events after the last truncation count. If deleted rows stay, it deletes each row before it.
+    # 2. Only the events after the last truncation count. If deleted rows stay, a truncation deletes each row before.
     truncated = None
     cuts = np.flatnonzero(is_op(rows, "t")).tolist()
     if cuts:
@@ -118,16 +118,26 @@ def newest(
     last, contents = _last_of_each(rows, key)
     if not strategy.keeps_deleted:
         contents = last
-    found = _with_contents(rows, last, contents)
+    newest_rows = _with_contents(rows, last, contents)
     # 5. Find sources for left-out values, and for values that the next event after the batch may leave out.
-    lacking = sources(rows, found, contents, key)
-    deletes = {place: int(last[place]) for place in _last_deletes(rows, last)}
-    before = befores(rows, deletes, key, rows.schema if staged is None else staged.columns)
+    value_sources = sources(rows, newest_rows, contents, key)
+    deletes = {index: int(last[index]) for index in _last_deletes(rows, last)}
+    old_values = befores(rows, deletes, key, rows.schema if staged is None else staged.columns)
     # 6. Collect the guards, and drop the columns that only the steps above need.
-    unneeded = [name for name in OF_EVENTS if name in found.column_names and name != OP]
-    at = rows.select(VERSION).take(pa.array(contents))
-    guards = _guards(found, last, key, sent, in_order.guards, judge)
-    return NewestEvents(found.drop_columns(unneeded), at, truncated, lacking, before, snapshots, guards, topic, staged)
+    unneeded = [name for name in OF_EVENTS if name in newest_rows.column_names and name != OP]
+    content_versions = rows.select(VERSION).take(pa.array(contents))
+    guards = _guards(newest_rows, last, key, sent, in_order.guards, judge)
+    return NewestEvents(
+        rows=newest_rows.drop_columns(unneeded),
+        contents=content_versions,
+        truncated=truncated,
+        sources=value_sources,
+        befores=old_values,
+        snapshots=snapshots,
+        guards=guards,
+        topic=topic,
+        staged=staged,
+    )
 
 
 def newest_records(
@@ -143,7 +153,7 @@ def newest_records(
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param ties: checks the order, and has the columns of the key.
-    :param strategy: the rows of a key; if a deleted one stays, a deletion has the values of the record before it.
+    :param strategy: the rows of a key; if deleted rows stay, a deletion has the values of the record before.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     rows = by_version(events.combine_chunks())
@@ -152,10 +162,10 @@ def newest_records(
     last, contents = _last_of_each(rows, ties.key)
     if not strategy.keeps_deleted:
         contents = last
-    found = _with_contents(rows, last, contents)
-    at = rows.select(order_columns(rows.column_names)).take(pa.array(contents))
-    found = found.drop_columns([GIVEN] if GIVEN in found.column_names else [])
-    return NewestEvents(found, at, topic=ties.topic, staged=staged, ties=ties)
+    newest_rows = _with_contents(rows, last, contents)
+    content_versions = rows.select(order_columns(rows.column_names)).take(pa.array(contents))
+    newest_rows = newest_rows.drop_columns([GIVEN] if GIVEN in newest_rows.column_names else [])
+    return NewestEvents(newest_rows, content_versions, topic=ties.topic, staged=staged, ties=ties)
 
 
 def every_record(events: pa.Table, ties: PartitionTies, history: HistoryRules) -> NewestEvents:
@@ -182,18 +192,18 @@ def every_event(
     """
     events, snapshots = with_ends(events)
     rows = by_version(events.combine_chunks())
-    ends = np.flatnonzero(is_op(rows, "t"))
-    cut_rows = rows.select([*VERSION, TIME]).take(pa.array(ends))
+    truncations = np.flatnonzero(is_op(rows, "t"))
+    cut_rows = rows.select([*VERSION, TIME]).take(pa.array(truncations))
     cuts = tuple(map(VersionCut, versions(cut_rows), cut_rows[TIME].to_pylist()))
-    rows = _with_truncated(rows, ends.tolist(), key) if cuts else rows
+    rows = _with_truncated(rows, truncations.tolist(), key) if cuts else rows
     _check_keys(rows, key, table, topic)
     judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
-    guards = {at: [guard] for at, guard in in_order.guards.items()}
-    for at, own in find_keys(rows, key, sent := sent_guards(rows, key, judge)):
-        if rows[OP][at].as_py() == "d" and versions(rows.slice(at, 1))[0][:2] == sent[own].since:
-            guards.setdefault(at, []).append(sent[own])
+    guards = {index: [guard] for index, guard in in_order.guards.items()}
+    for index, key_ in find_keys(rows, key, sent := sent_guards(rows, key, judge)):
+        if rows[OP][index].as_py() == "d" and versions(rows.slice(index, 1))[0][:2] == sent[key_].since:
+            guards.setdefault(index, []).append(sent[key_])
     moved = tuple(_last_deletes(rows, np.arange(len(rows))))
     kept = (OP, TIME)
     rows = rows.drop_columns([name for name in OF_EVENTS if name in rows.column_names and name not in kept])
@@ -207,8 +217,8 @@ def every_event(
 def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged: StagedEvents | None) -> NewestEvents:
     """Reduce plain records of a batch to the first record of each key, which stays.
 
-    Records of several partitions have no order: the lowest partition of the batch is taken as the first. Within a time,
-    the rows of the table decide which records are the first ones: then all records are returned.
+    Records of several partitions have no order: those of the batch's lowest partition count as the first. With
+    `repeats.within`, the table's rows decide which records are first ones: then all records are returned.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param staged: the files with the values of rows, if `events` lacks the values.
@@ -216,13 +226,13 @@ def first_records(events: pa.Table, repeats: RepeatedRecords, topic: str, staged
     rows = events.combine_chunks()
     first = rows.take(pc.sort_indices(rows, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")]))
     if repeats.within is None:
-        (found,) = greatest_of_each(by_place(first, repeats.key), -np.arange(len(first)))
-        first = first.take(pa.array(np.sort(-found)))
+        (negated,) = greatest_of_each(by_place(first, repeats.key), -np.arange(len(first)))
+        first = first.take(pa.array(np.sort(-negated)))
     return NewestEvents(first, first.select(VERSION), topic=topic, staged=staged, repeats=repeats)
 
 
 def _guards(
-    found: pa.Table,
+    newest_rows: pa.Table,
     last: Numbers,
     key: Sequence[str],
     sent: Mapping[Key, DeletionGuard],
@@ -236,15 +246,15 @@ def _guards(
     :param in_order: from `settled`, by the index of an event.
     """
     guards: dict[int, list[DeletionGuard]] = {}
-    places = {int(event): place for place, event in enumerate(last)} if in_order else {}
+    index_of = {int(event): index for index, event in enumerate(last)} if in_order else {}
     # A guard of an earlier event is not needed: a later event of the key has the whole row.
-    for at, guard in in_order.items():
-        if at in places:
+    for event, guard in in_order.items():
+        if event in index_of:
             if guard.kind is GuardKind.UNKNOWN:
                 raise judge.unknown(guard)
-            guards.setdefault(places[at], []).append(guard)
-    for place, own in find_keys(found, key, sent):
-        guards.setdefault(place, []).append(sent[own])
+            guards.setdefault(index_of[event], []).append(guard)
+    for index, key_ in find_keys(newest_rows, key, sent):
+        guards.setdefault(index, []).append(sent[key_])
     return guards
 
 
@@ -256,12 +266,12 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
     parts, start = [], 0
     for cut in cuts:
         part = rows.slice(start, cut - start)
-        gone = part.take(pa.array(_last_of_each(part, key)[0]))
-        gone = gone.filter(pa.array(~is_gone(gone)))
-        for name in (OP, *VERSION, *({TIME} & {*gone.column_names})):
-            same = pa.repeat(rows[name][cut], len(gone))
-            gone = gone.set_column(gone.column_names.index(name), rows.schema.field(name), same)
-        parts += [part, gone]
+        deleted = part.take(pa.array(_last_of_each(part, key)[0]))
+        deleted = deleted.filter(pa.array(~is_gone(deleted)))
+        for name in (OP, *VERSION, *({TIME} & {*deleted.column_names})):
+            of_truncation = pa.repeat(rows[name][cut], len(deleted))
+            deleted = deleted.set_column(deleted.column_names.index(name), rows.schema.field(name), of_truncation)
+        parts += [part, deleted]
         start = cut + 1
     return pa.concat_tables([*parts, rows.slice(start)]).combine_chunks()
 
@@ -274,15 +284,16 @@ def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
     is_end = np.zeros(len(deletes), np.bool_)
     for partition, end in zip(ends[PARTITION].to_pylist(), ends[f"{OFFSET}_max"].to_pylist(), strict=True):
         is_end |= (partitions == partition) & (offsets == end)
-    found: list[int] = deletes[is_end].tolist()
-    return found
+    indices: list[int] = deletes[is_end].tolist()
+    return indices
 
 
 def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> None:
+    """Refuse events without a value in a column of the key. Raises KeyMissing."""
     for name in key:
         if rows[name].null_count:
-            at = int(np.flatnonzero(rows[name].is_null().to_numpy())[0])
-            raise KeyMissing(table, topic, key, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
+            first = int(np.flatnonzero(rows[name].is_null().to_numpy())[0])
+            raise KeyMissing(table, topic, key, rows[PARTITION][first].as_py(), rows[OFFSET][first].as_py())
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
@@ -291,8 +302,8 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]
     Both are in the order of the last events. A key that only has deletions gets the last event twice.
     """
     numbers = np.arange(len(rows))
-    last, own = greatest_of_each(by_place(rows, key), numbers, np.where(is_gone(rows), -1, numbers))
-    with_row = np.where(own < 0, last, own)
+    last, last_with_row = greatest_of_each(by_place(rows, key), numbers, np.where(is_gone(rows), -1, numbers))
+    with_row = np.where(last_with_row < 0, last, last_with_row)
     order = np.argsort(last)
     return last[order], with_row[order]
 
@@ -304,9 +315,9 @@ def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table
 
     :param last: the index of each key's last event, and `contents` the index of the event with the values.
     """
-    found = rows.take(pa.array(contents))
+    newest_rows = rows.take(pa.array(contents))
     if (contents != last).any():
         for name in (OP, *order_columns(rows.column_names)):
             column = rows[name].take(pa.array(last))
-            found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
-    return found
+            newest_rows = newest_rows.set_column(newest_rows.column_names.index(name), rows.schema.field(name), column)
+    return newest_rows

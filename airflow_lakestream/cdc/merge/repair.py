@@ -1,6 +1,6 @@
-"""Repair of a mirror's rows that an audit found wrong: the rows of some keys out, the right ones in, in one commit.
+"""Repair of a mirror's wrong rows, found by an audit: the rows of some keys leave, and right rows come in.
 
-The rows are those of one head, compared with one ledger: any other head is refused.
+The audit has compared the rows of one head with one ledger, so any other head is refused.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RowRepair:
     :param rows: yields the new rows.
     :param deletions: yields entries for the mirror's memory.
     :param lost: the paths of files that are gone, to be removed from the table's metadata.
-    :param rows_out: the number of rows removed at the last attempt, without those of lost files, and `rows_in` of the
-        new rows.
+    :param rows_out: the number of rows removed at the last commit attempt, without rows of lost files.
+    :param rows_in: the number of new rows at the last commit attempt.
     """
 
     head: int | None
@@ -73,7 +73,7 @@ class RowRepair:
                     removed.append(file)
                     new += self._without(head, change)
                 else:
-                    assert head.delete is not None, "it would be rewritten"
+                    assert head.delete is not None, "is_rewritten is true without delete files"
                     deleted.append((file, head.delete(file, change.out)))
         for part in parts_of(self.rows()):
             new += head.write(head.conform(part))
@@ -84,11 +84,12 @@ class RowRepair:
         return MergeResult(removed, new, deleted, no_rows(pa.schema([])), no_rows(pa.schema([])))
 
     def _change(self, head: MirrorHead, file: File) -> FileChange:
-        found, live = [np.zeros(0, np.int64)], 0
-        for rows, here in with_numbers(head.read(file, self.key)):
-            found.append(np.flatnonzero(is_among(self.hashes(rows), self.out)) + here.start)
-            live = here.stop
-        out = np.concatenate(found)
+        """Return the change of a file that deletes the rows of the keys in `out`."""
+        numbers, live = [np.zeros(0, np.int64)], 0
+        for rows, part in with_numbers(head.read(file, self.key)):
+            numbers.append(np.flatnonzero(is_among(self.hashes(rows), self.out)) + part.start)
+            live = part.stop
+        out = np.concatenate(numbers)
         return FileChange(file, live, out, np.full(len(out), -1, np.int64), None)
 
     def _without(self, head: MirrorHead, change: FileChange) -> Iterator[File]:
@@ -101,6 +102,6 @@ def is_among(hashes: Hashes, wanted: Hashes) -> np.ndarray:
     """Return a mask of the hashes that are among the wanted ones, which rise."""
     if not len(wanted):
         return np.zeros(len(hashes), np.bool_)
-    at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-    mask: np.ndarray = wanted[at] == hashes
+    nearest = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+    mask: np.ndarray = wanted[nearest] == hashes
     return mask

@@ -17,13 +17,15 @@ from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITI
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.decode.connect.unavailable import Mask
 
+# The values of `VERSION`: versions of events compare in the order of the source.
 Version = tuple[int, ...]
 
 
 def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
     """Return events with a truncation for each snapshot's end, and the marks of these snapshots.
 
-    A mark is the start of a snapshot in a partition: its place in the source, the partition, and -1 - the offset.
+    A mark is the start of a snapshot in a partition, as a version: its place in the source, the partition, and
+    `-1 - offset`, which is negative, unlike the offset of an event.
     A log of sequential transactions needs no marks: a snapshot contains all older changes.
     """
     needs_marks = not is_serial(events)
@@ -34,10 +36,10 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
     events = without_ends(events)
     reads = events.select(VERSION).filter(pc.fill_null(pc.equal(events[OP], READ), False))
     marks, cuts = list[Version](), []
-    places = {one[:2]: one[2] for one in zip(*(column.to_pylist() for column in ends.columns), strict=True)}
-    for (commit, position), time in sorted(places.items()):
-        own = reads.filter(pc.and_(pc.equal(reads[COMMIT], commit), pc.equal(reads[POSITION], position)))
-        first = own.group_by(PARTITION).aggregate([(OFFSET, "min")])
+    end_times = {end[:2]: end[2] for end in zip(*(column.to_pylist() for column in ends.columns), strict=True)}
+    for (commit, position), time in sorted(end_times.items()):
+        snapshot_rows = reads.filter(pc.and_(pc.equal(reads[COMMIT], commit), pc.equal(reads[POSITION], position)))
+        first = snapshot_rows.group_by(PARTITION).aggregate([(OFFSET, "min")])
         if needs_marks:
             begins = zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True)
             marks += [(commit, position, partition, -1 - offset) for partition, offset in begins]
@@ -67,8 +69,8 @@ def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
         is_behind = pc.and_(pc.equal(rows[PARTITION], partition), pc.greater(rows[OFFSET], -1 - offset))
         # Rows of another snapshot have place 0.
         is_older = pc.and_(pc.less(rows[COMMIT], commit), pc.greater(rows[POSITION], 0))
-        places = pc.if_else(pc.and_(is_behind, is_older), pa.scalar(commit, pa.int64()), rows[COMMIT])
-        rows = rows.set_column(rows.column_names.index(COMMIT), rows.schema.field(COMMIT), places)
+        commits = pc.if_else(pc.and_(is_behind, is_older), pa.scalar(commit, pa.int64()), rows[COMMIT])
+        rows = rows.set_column(rows.column_names.index(COMMIT), rows.schema.field(COMMIT), commits)
     return rows
 
 
@@ -92,7 +94,7 @@ def is_mark(version: Version) -> bool:
 
 
 def cut_of(mark: Sequence[int]) -> Version:
-    """Return the version above everything older than a snapshot, and below everything in the snapshot."""
+    """Return the truncation for a snapshot's mark: a version above all older events, and below the snapshot's rows."""
     return (*mark[:2], -1, -1)
 
 
@@ -117,9 +119,9 @@ def is_before(rows: pa.Table, version: Version) -> Mask:
     """Return a mask of the rows with a version below `version`."""
     before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name, bound in zip(VERSION, version, strict=True):
-        mine = rows[name].to_numpy().astype(np.int64, copy=False)
-        before |= same & (mine < bound)
-        same &= mine == bound
+        numbers = rows[name].to_numpy().astype(np.int64, copy=False)
+        before |= same & (numbers < bound)
+        same &= numbers == bound
     return before
 
 

@@ -20,6 +20,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.rising import Numbers
 from airflow_lakestream.tables.row_buffer import one_array
 
+# Notes an event that leaves a value out: called with the column, partition and offset.
 Borrowed = Callable[[str, int, int], None]
 
 
@@ -50,7 +51,7 @@ class OldRows:
         if rows is None:
             return None
         if self._by_key is None:
-            self._by_key = {one: number for number, one in enumerate(keys_of(rows, names))}
+            self._by_key = {row_key: number for number, row_key in enumerate(keys_of(rows, names))}
         number = self._by_key.get(key)
         return None if number is None else rows.slice(number, 1)
 
@@ -60,14 +61,14 @@ def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]
 
     :param values: the new values, by the index of the row.
     """
-    field_, there = rows.schema.field(column), one_array(rows[column])
+    field, old = rows.schema.field(column), one_array(rows[column])
     # Not through Python objects, from which Arrow can't make UUID arrays.
-    new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
-    takes = np.arange(len(rows))
-    takes[list(values)] = len(rows) + np.arange(len(values))
-    # Arrow's replace_with_mask has no lists; `take` has all types.
-    filled = pa.concat_arrays([there, *new]).take(pa.array(takes))
-    return rows.set_column(rows.column_names.index(column), field_, filled)
+    new = [pa.nulls(1, old.type) if value is None else pa.repeat(value, 1).cast(old.type) for value in values.values()]
+    indices = np.arange(len(rows))
+    indices[list(values)] = len(rows) + np.arange(len(values))
+    # Arrow's replace_with_mask does not support lists; `take` supports all types.
+    filled = pa.concat_arrays([old, *new]).take(pa.array(indices))
+    return rows.set_column(rows.column_names.index(column), field, filled)
 
 
 def with_deleted(rows: pa.Table) -> pa.Table:
@@ -121,8 +122,8 @@ class RowValues:
     :param table: the mirror's name; `key` are its key's columns.
     :param memory: has deleted rows, whose values a row with another key may need.
     :param old: the table's rows that are replaced or deleted.
-    :param borrowed: called with the column, partition and offset of each left-out value, and a value that is nowhere
-        becomes NULL; None to fail then.
+    :param borrowed: notes each left-out value, and an unknown value becomes NULL; without it, an unknown value raises
+        ValueMissing.
     """
 
     batch: NewestEvents
@@ -132,30 +133,30 @@ class RowValues:
     old: OldRows
     borrowed: Borrowed | None = None
 
-    def complete(self, places_: Numbers) -> pa.Table:
+    def complete(self, indices: Numbers) -> pa.Table:
         """Return the events' rows with all values. Raises ValueMissing, except for deleted rows.
 
-        :param places_: the indices of the events in the batch.
+        :param indices: the indices of the events in the batch.
         """
         batch = self.batch
-        rows = batch.rows.take(pa.array(places_))
+        rows = batch.rows.take(pa.array(indices))
         if batch.partial is not None:
             dead = self.memory.is_dead(batch.partial.records.select([*self.key, *VERSION]))
             return batch.partial.complete(rows.drop_columns([OP]), self.old.table(), dead)
         gone, rows = is_gone(rows), rows.drop_columns([OP])
-        number_of = {int(place): number for number, place in enumerate(places_)} if batch.sources else {}
+        number_of = {int(index): number for number, index in enumerate(indices)} if batch.sources else {}
         by_column: dict[str, dict[int, pa.Scalar | None]] = {}
-        for (place, column), source in batch.sources.items():
-            if place not in number_of:
+        for (index, column), source in batch.sources.items():
+            if index not in number_of:
                 continue
             value = self._value(column, source)
-            partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
+            partition, offset = (batch.rows[name][index].as_py() for name in VERSION[2:])
             if self.borrowed is not None:
                 self.borrowed(column, partition, offset)
             # A deleted row may lack a value.
-            elif value is None and not gone[number_of[place]]:
+            elif value is None and not gone[number_of[index]]:
                 raise ValueMissing(self.table, column, partition, offset)
-            by_column.setdefault(column, {})[number_of[place]] = value
+            by_column.setdefault(column, {})[number_of[index]] = value
         for column, values in by_column.items():
             rows = with_values(rows, column, values)
         return rows
@@ -167,45 +168,46 @@ class RowValues:
 
         :param deletes: the indices of all deletions in the batch.
         """
-        known, rows, key = self.old.table(), self.complete(deletes), self.key
-        at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
-        of_table = np.flatnonzero(at >= 0)
-        if known is not None and len(of_table):
-            # The table's row is taken if the batch has no values of the row (not `own`), or if the table's row is
-            # newer than the values in the batch.
+        table_rows, rows, key = self.old.table(), self.complete(deletes), self.key
+        row_of = places(rows, table_rows, key) if table_rows is not None else np.full(len(rows), -1, np.int64)
+        of_table = np.flatnonzero(row_of >= 0)
+        if table_rows is not None and len(of_table):
+            # The table's row is taken if the batch has no values of the row, or if the table's row is newer than the
+            # values in the batch.
             contents = self.batch.contents.take(pa.array(deletes[of_table]))
-            own = is_later(rows.take(pa.array(of_table)), contents)
-            of_table = of_table[~own | is_later(known.take(pa.array(at[of_table])), contents)]
-        mine = np.setdiff1d(np.arange(len(rows)), of_table)
-        yield deletes[mine], with_deleted(rows.take(pa.array(mine)))
-        if known is not None and len(of_table):
-            held, own = known.take(pa.array(at[of_table])), rows.take(pa.array(of_table))
-            for name in order_columns(own.column_names):
-                held = held.set_column(held.column_names.index(name), name, own[name])
-            yield deletes[of_table], with_deleted(held)
+            has_batch_values = is_later(rows.take(pa.array(of_table)), contents)
+            of_table = of_table[~has_batch_values | is_later(table_rows.take(pa.array(row_of[of_table])), contents)]
+        of_batch = np.setdiff1d(np.arange(len(rows)), of_table)
+        yield deletes[of_batch], with_deleted(rows.take(pa.array(of_batch)))
+        if table_rows is not None and len(of_table):
+            kept, deletions = table_rows.take(pa.array(row_of[of_table])), rows.take(pa.array(of_table))
+            for name in order_columns(deletions.column_names):
+                kept = kept.set_column(kept.column_names.index(name), name, deletions[name])
+            yield deletes[of_table], with_deleted(kept)
 
-    def row_before(self, at: int) -> bytes | None:
+    def row_before(self, index: int) -> bytes | None:
         """Return a deleted row's values as an Arrow stream, or None without values for the next event.
 
         The next event may create the row again under another key, and leave values out.
 
-        :param at: the index of the deletion in the batch.
+        :param index: the index of the deletion in the batch.
         """
-        before = self.batch.befores.get(at)
+        before = self.batch.befores.get(index)
         if not before:
             return None
         values = {name: self._value(name, source) for name, source in before.items()}
-        known = {name: value for name, value in values.items() if value is not None}
-        if not known:
+        known_values = {name: value for name, value in values.items() if value is not None}
+        if not known_values:
             return None
-        return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
+        return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known_values.items()}))
 
     def _value(self, column: str, source: ValueSource) -> pa.Scalar | None:
         """Return the value from a source, or None if unknown."""
-        found = (self._outside(column, origin) for origin in source.origins)
-        return next((one for one in found if one is not None), source.value)
+        outside = (self._outside(column, origin) for origin in source.origins)
+        return next((value for value in outside if value is not None), source.value)
 
     def _outside(self, column: str, origin: ValueOrigin) -> pa.Scalar | None:
+        """Return a column's value in a row outside of the batch, or None if the row has no valid value."""
         if origin.moved is not None:
             row = self.memory.moved(origin.moved)
         else:

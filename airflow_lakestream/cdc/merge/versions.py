@@ -31,11 +31,11 @@ class KnownRecords:
 
     A row of a file may be of several records: its first and last record then differ.
 
-    :param keys: the number of each record's key; negative, and different for each, for rows that only a truncation
-        reaches.
-    :param firsts: the versions of the first records; `lasts` has the versions of the last records.
-    :param times: the times of the first records in microseconds; `last_times` has the times of the last records.
-    :param ends: the ends of rows of files, or -1; `is_open` is true for a row without an end.
+    :param keys: the number of each record's key. A row that is here only because a truncation ends it has a negative
+        number of its own.
+    :param firsts: the versions of the first records; `lasts` those of the last records.
+    :param times: the times of the first records in microseconds; `last_times` those of the last records.
+    :param ends: the ends of rows of files in microseconds, or -1; `is_open` is true for a row without an end.
     :param gone: a mask of the deletions.
     :param batch: the number of records in the batch.
     :param hits: the number of rows of files.
@@ -58,27 +58,27 @@ class KnownRecords:
     ) -> KnownRecords:
         """Return the records of a batch, the hits of its lookup, and the deletions of the keys."""
         rows = batch.rows
-        (first,) = greatest_of_each(by_place(rows, key), -np.arange(len(rows)))
-        distinct = rows.take(pa.array(-first))
+        (negated,) = greatest_of_each(by_place(rows, key), -np.arange(len(rows)))
+        distinct = rows.take(pa.array(-negated))
         numbers, deletions = places(rows, distinct, key), memory.deletions(distinct)
-        held = [one.rows for one in results if one.rows is not None]
-        of_hits = np.concatenate([np.zeros(0, np.int64), *(one.at for one in results)])
-        keys = np.arange(-len(of_hits), 0)
-        keys[of_hits >= 0] = numbers[of_hits[of_hits >= 0]]
-        parts, starts = [rows, *held, deletions], [rows, *(_of_begin(one) for one in held), deletions]
-        count, hits = len(rows), len(of_hits)
+        hit_rows = [part.rows for part in results if part.rows is not None]
+        hit_events = np.concatenate([np.zeros(0, np.int64), *(part.at for part in results)])
+        keys = np.arange(-len(hit_events), 0)
+        keys[hit_events >= 0] = numbers[hit_events[hit_events >= 0]]
+        parts, starts = [rows, *hit_rows, deletions], [rows, *(_of_begin(part) for part in hit_rows), deletions]
+        count, hits = len(rows), len(hit_events)
         ends = np.full(count + hits + len(deletions), -1, np.int64)
         is_open = np.ones(len(ends), np.bool_)
-        if held:
-            of_rows = one_array(joined([one.select([VALID_TO]) for one in held])[VALID_TO]).cast(pa.int64())
-            ends[count : count + hits] = of_rows.fill_null(-1)
-            is_open[count : count + hits] = of_rows.is_null().to_numpy(zero_copy_only=False)
+        if hit_rows:
+            valid_to = one_array(joined([part.select([VALID_TO]) for part in hit_rows])[VALID_TO]).cast(pa.int64())
+            ends[count : count + hits] = valid_to.fill_null(-1)
+            is_open[count : count + hits] = valid_to.is_null().to_numpy(zero_copy_only=False)
         return cls(
             np.concatenate([numbers, keys, places(deletions, distinct, key)]).astype(np.int64),
             _versions(starts),
             _versions(parts),
-            np.concatenate([_times(one) for one in parts]),
-            np.concatenate([_times(one, last=True) for one in parts]),
+            np.concatenate([_times(part) for part in parts]),
+            np.concatenate([_times(part, last=True) for part in parts]),
             ends,
             is_open,
             np.concatenate([is_gone(rows), np.zeros(hits, np.bool_), np.ones(len(deletions), np.bool_)]),
@@ -88,13 +88,13 @@ class KnownRecords:
 
     def take(self, numbers: Numbers) -> KnownRecords:
         """Return some of the records."""
-        arrays = {one.name: getattr(self, one.name)[numbers] for one in fields(self)[:-2]}
+        arrays = {field.name: getattr(self, field.name)[numbers] for field in fields(self)[:-2]}
         return KnownRecords(**arrays, batch=self.batch, hits=self.hits)
 
     def kinds(self, *, of_log: bool) -> Numbers:
         """Return 1 for each row, and 0 for each deletion, which comes first if both have one position in the log."""
-        found: Numbers = ((self.firsts[:, 1] != 0) & ~self.gone & of_log).astype(np.int64)
-        return found
+        kinds: Numbers = ((self.firsts[:, 1] != 0) & ~self.gone & of_log).astype(np.int64)
+        return kinds
 
     def in_order(self, *, of_log: bool) -> tuple[Numbers, Mask]:
         """Return the numbers of the records, sorted by key and version, and a mask of the repeated records.
@@ -108,7 +108,9 @@ class KnownRecords:
         kinds, is_new_event = self.kinds(of_log=of_log), is_new & (position != 0) & of_log
         order = np.lexsort((is_new, offset, partition, is_new_event, kinds, position, commit, self.keys))
         earlier, later = order[:-1], order[1:]
-        same_place = np.logical_and.reduce([one[earlier] == one[later] for one in (self.keys, commit, position, kinds)])
+        same_place = np.logical_and.reduce(
+            [column[earlier] == column[later] for column in (self.keys, commit, position, kinds)]
+        )
         same_offset = (partition[earlier] == partition[later]) & (offset[earlier] == offset[later])
         repeated = np.zeros(len(order), np.bool_)
         repeated[later] = same_place & (same_offset | is_new_event[later])
@@ -119,8 +121,8 @@ class KnownRecords:
 
         :param versions: `firsts` or `lasts`.
         """
-        found: Versions = np.column_stack([versions[:, :2], self.kinds(of_log=of_log), versions[:, 2:]])
-        return found
+        places: Versions = np.column_stack([versions[:, :2], self.kinds(of_log=of_log), versions[:, 2:]])
+        return places
 
 
 def _of_begin(rows: pa.Table) -> pa.Table:
@@ -129,15 +131,17 @@ def _of_begin(rows: pa.Table) -> pa.Table:
 
 
 def _versions(parts: Sequence[pa.Table]) -> Versions:
-    columns = [np.concatenate([one[name].to_numpy().astype(np.int64) for one in parts]) for name in VERSION]
+    """Return the versions of all rows, a row of four numbers for each."""
+    columns = [np.concatenate([part[name].to_numpy().astype(np.int64) for part in parts]) for name in VERSION]
     return np.stack(columns, axis=1)
 
 
 def _times(rows: pa.Table, *, last: bool = False) -> Numbers:
+    """Return the times of the first records of rows in microseconds, or with `last` of the last records."""
     names = [TIME, VALID_FROM, COMMIT] if last else [VALID_FROM, TIME, COMMIT]
-    name = next(one for one in names if one in rows.column_names)
-    found: Numbers = one_array(rows[name]).cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return found
+    name = next(column for column in names if column in rows.column_names)
+    times: Numbers = one_array(rows[name]).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return times
 
 
 @dataclass
@@ -154,16 +158,18 @@ class RowVersions:
     hits: Numbers
 
     def joined(self, more: RowVersions) -> RowVersions:
-        """Return these versions and others of the same records."""
-        names = [one.name for one in fields(KnownRecords)[:-2]]
-        arrays = {name: np.concatenate([getattr(own, name) for own in (self.known, more.known)]) for name in names}
+        """Return these versions, and then the versions of `more`."""
+        names = [field.name for field in fields(KnownRecords)[:-2]]
+        arrays = {
+            name: np.concatenate([getattr(records, name) for records in (self.known, more.known)]) for name in names
+        }
         known = KnownRecords(**arrays, batch=self.known.batch, hits=self.known.hits)
         return RowVersions(known, np.concatenate([self.sources, more.sources]), np.concatenate([self.hits, more.hits]))
 
     def end(self, cuts: Sequence[VersionCut], *, of_log: bool) -> None:
         """Set the end of each version: the time of the key's next version or deletion, or of an earlier truncation.
 
-        A row that only a truncation reaches keeps its end, if that is earlier.
+        A row that is known only because of a truncation keeps its end, if the end is earlier.
         """
         known, count = self.known, len(self.known.keys)
         order, _ = known.in_order(of_log=of_log)
@@ -181,8 +187,8 @@ class RowVersions:
 
 def before(versions: Versions, than: Sequence[int] | Versions) -> Mask:
     """Return a mask of the versions that are below `than`: a single version, or a version for each of `versions`."""
-    found, same = np.zeros(len(versions), np.bool_), np.ones(len(versions), np.bool_)
+    mask, same = np.zeros(len(versions), np.bool_), np.ones(len(versions), np.bool_)
     for column, bound in zip(versions.T, than.T if isinstance(than, np.ndarray) else than, strict=True):
-        found |= same & (column < bound)
+        mask |= same & (column < bound)
         same &= column == bound
-    return found
+    return mask

@@ -52,7 +52,7 @@ def test_rows_go_from_files_of_events_into_those_of_the_mirror_and_not_by_the_dr
     kind: str, mode: MergeMode, tmp_path: Path, joined: list[int]
 ) -> None:
     hands = Elsewhere()
-    mirror = KINDS[kind](tmp_path, modes=[mode], hands=hands, executors=3)
+    mirror = KINDS[kind](tmp_path, modes=[mode], pool=hands, executors=3)
     mirror.land(created(range(20)))
     joined.clear()
     updated = [Event("u", key, ("new", f"B{key}"), 2, key, offset=100 + key) for key in (3, 7, 19)]

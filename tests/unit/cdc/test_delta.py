@@ -119,10 +119,10 @@ def test_each_format_has_the_same_rows_whoever_works_on_its_files(
                 Path(folder, "elsewhere"),
                 soft_delete=soft_delete,
                 modes=[MergeMode.COPY_ON_WRITE],
-                hands=Elsewhere(),
+                pool=Elsewhere(),
             ),
-            HandMirror(Path(folder, "files"), soft_delete=soft_delete, hands=Elsewhere(), executors=1),
-            HandDeltaMirror(Path(folder, "delta files"), soft_delete=soft_delete, hands=Elsewhere(), executors=3),
+            HandMirror(Path(folder, "files"), soft_delete=soft_delete, pool=Elsewhere(), executors=1),
+            HandDeltaMirror(Path(folder, "delta files"), soft_delete=soft_delete, pool=Elsewhere(), executors=3),
         ]
         for part in cut(data.draw, events):
             for mirror in mirrors:

@@ -18,8 +18,8 @@ from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge import entries as module
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, EntryFiles, condensed
-from airflow_lakestream.cdc.merge.hands import MergeThreads
 from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
+from airflow_lakestream.cdc.merge.pool import MergeThreads
 from tests.support.mirroring import IDENTITY, TABLE, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 
 KEY = ("tenant", "id")

@@ -17,8 +17,8 @@ from pyiceberg.table import FileScanTask, Table
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.files import PackedRows
-from airflow_lakestream.cdc.merge.hands import MergeThreads
 from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
+from airflow_lakestream.cdc.merge.pool import MergeThreads
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
@@ -258,7 +258,7 @@ def test_other_processes_do_the_same(
     monkeypatch.setattr(merging, "SMALL_BYTES", 0)
     found, elsewhere = [], Elsewhere()
     for hands in (MergeThreads(), elsewhere):
-        mirror = kind(tmp_path / type(hands).__name__, soft_delete=soft_delete, hands=hands)
+        mirror = kind(tmp_path / type(hands).__name__, soft_delete=soft_delete, pool=hands)
         mirror.land(created(range(100)))
         mirror.land([*updated([1, 50], 2), Event("d", 60, None, 2, 600, offset=2600)])
         mirror.land([Event("u", key, ("kept", UNAVAILABLE), 3, key, offset=3000 + key) for key in range(40, 55)])

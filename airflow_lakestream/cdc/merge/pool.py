@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+# Threads of `MergeThreads`.
 FILES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class MergeWork:
-    """The same function for several items. Function, items and results can be pickled.
+    """A function to call for several items. Function, items and results can be pickled.
 
     :param size: the bytes of the files that are worked on.
     """
@@ -33,7 +34,7 @@ class MergeThreads:
     """`MergePool` with threads of this process."""
 
     def do(self, *works: MergeWork) -> Sequence[list[Any]]:
-        """Work on two items at a time."""
+        """Return each work's results; `FILES_AT_ONCE` items are worked on at the same time."""
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-merge") as pool:
-            waiting = [[pool.submit(work.do, item) for item in work.items] for work in works]
-            return [[one.result() for one in of_work] for of_work in waiting]
+            futures = [[pool.submit(work.do, item) for item in work.items] for work in works]
+            return [[future.result() for future in of_work] for of_work in futures]
