@@ -1,4 +1,4 @@
-"""All ledgers of a table: the ranges of the audited group, and the ranges of any group."""
+"""All ledgers of a table: the offset ranges of the audited consumer group, and those of any group."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NoLedger(LakestreamError, Terminal):
     """The group has no ledger on the table, or the ledger does not have the topic."""
 
     def __init__(self, table: str, consumer_group: str, known: tuple[str, ...], topic: str | None = None) -> None:
-        what = "no ledger" if topic is None else f"no offsets of topic {topic!r} in its ledger"
-        has = f"Groups with a ledger there: {', '.join(known)}." if known else "No group has a ledger there."
-        super().__init__(f"consumer group {consumer_group!r} has {what} on {table}. {has}")
+        lack = "no ledger" if topic is None else f"no offsets of topic {topic!r} in its ledger"
+        groups = f"Groups with a ledger there: {', '.join(known)}." if known else "No group has a ledger there."
+        super().__init__(f"consumer group {consumer_group!r} has {lack} on {table}. {groups}")
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class TableLedgers:
 
     @classmethod
     def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> TableLedgers:
-        """Collect ledgers by group.
+        """Return the ledgers of all groups. Raises NoLedger if the audited group has no ledger, or not of the topic.
 
-        Raises NoLedger if the audited group has no ledger, or if its ledger lacks the topic.
+        :param topic: the audited topic, or None for all topics.
         """
-        books = cls(group, ledgers)
+        table_ledgers = cls(group, ledgers)
         known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
-        if not books.own.topics:
+        if not table_ledgers.own.topics:
             raise NoLedger(table, group, known)
-        if topic is not None and topic not in books.topics:
+        if topic is not None and topic not in table_ledgers.topics:
             raise NoLedger(table, group, known, topic)
-        return books
+        return table_ledgers
 
     @property
     def own(self) -> Ledger:
@@ -86,23 +86,27 @@ class TableLedgers:
         :param identity: count only landings of this incarnation; None for all incarnations.
         """
         tally = OffsetTally()
-        for _, of, entry in self.entries():
-            if identity in (None, of):
+        for _, landed_identity, entry in self.entries():
+            if identity in (None, landed_identity):
                 for start, end in entry.landed.intervals(*key):
                     tally.add_interval(start, end)
         return tally
 
     def counts(self, topic: str | None = None) -> Counts:
         """Return the counts of all groups together, for a topic, or for all topics if `topic` is None."""
-        return sum((entry.counts for _, of, entry in self.entries() if topic in (None, of.topic)), Counts())
+        return sum((entry.counts for _, identity, entry in self.entries() if topic in (None, identity.topic)), Counts())
 
     def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
         """Return the topics' partitions with landed or lost offsets, or a beginning, in the audited group's ledger."""
-        found: set[PartitionKey] = set()
+        partitions: set[PartitionKey] = set()
         for topic in topics:
             entry = self.own_entry(topic)
-            found |= {*entry.landed.partitions, *entry.lost.partitions, *((topic, p) for p in entry.origin)}
-        return found
+            partitions |= {
+                *entry.landed.partitions,
+                *entry.lost.partitions,
+                *((topic, partition) for partition in entry.origin),
+            }
+        return partitions
 
     def complete(self, facts: PartitionFacts) -> PartitionFacts:
         """Return the facts of a partition, with the audited group's ledger ranges filled in."""
@@ -118,28 +122,34 @@ class TableLedgers:
         )
 
     def before(self, topic: str) -> RangeSet:
-        """Return a topic's offsets below the offset at which the audited group began; rows there are another tool's."""
-        return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
+        """Return a topic's offsets below the origin, where the audited group began; rows there are another tool's."""
+        return union(
+            RangeSet.of(topic, partition, 0, offset) for partition, offset in self.own_entry(topic).origin.items()
+        )
 
     def passed_over(self, topic: str) -> RangeSet:
-        """Return the offsets that the audited group neither landed nor recorded as lost, below its beginning.
+        """Return the offsets between the audited group's first landed offset and its origin, neither landed nor lost.
 
-        A group can have them if an explicit landing (of ranges or intervals) came before the first resuming run.
+        A group has such offsets if a landing of explicit ranges or intervals came before the first resuming run.
         """
         entry = self.own_entry(topic)
-        firsts = {p: entry.held.intervals(topic, p)[0][0] for of, p in entry.held.partitions if of == topic}
-        return union(RangeSet.of(topic, p, start, entry.origin.get(p, 0)) for p, start in firsts.items()) - entry.held
+        partitions = [partition for name, partition in entry.held.partitions if name == topic]
+        firsts = {partition: entry.held.intervals(topic, partition)[0][0] for partition in partitions}
+        below = (RangeSet.of(topic, p, start, entry.origin.get(p, 0)) for p, start in firsts.items())
+        return union(below) - entry.held
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name landed by any group, of any incarnation."""
-        return union(entry.landed for _, of, entry in self.entries() if of.topic == topic)
+        return union(entry.landed for _, identity, entry in self.entries() if identity.topic == topic)
 
     def landed_by_others(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name landed by groups except the audited group, of any incarnation."""
-        return union(entry.landed for group, of, entry in self.entries() if group != self.group and of.topic == topic)
+        return union(
+            entry.landed for group, identity, entry in self.entries() if group != self.group and identity.topic == topic
+        )
 
     def entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
-        """Yield each group with each landed incarnation of a topic, and the ledger entry."""
+        """Yield group, topic incarnation and ledger entry of each entry in any ledger."""
         for group, ledger in self.ledgers.items():
             for identity, entry in ledger.topics.items():
                 yield group, identity, entry

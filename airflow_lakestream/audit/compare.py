@@ -60,16 +60,16 @@ class ImpossibleRows:
         return {name: getattr(self, name) for name in names}
 
 
-def sorted_impossible(found: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
-    """Return the values of `found`, sorted by topic and partition, NULL first."""
-    return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
+def sorted_impossible(rows: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
+    """Return the rows with impossible positions, sorted by topic and partition, NULL first."""
+    return [rows[key] for key in sorted(rows, key=lambda key: tuple((value is not None, value) for value in key))]
 
 
 def _or_null(value: object) -> object:
     return "NULL" if value is None else value
 
 
-# Entries of the longest tally that are compared at a time.
+# The number of edges of the longest tally that are compared at a time.
 _WINDOW = 200_000
 
 
@@ -157,22 +157,23 @@ class PartitionAudit:
     @property
     def is_damaged(self) -> bool:
         """Whether rows are missing, doubled or of unknown origin, or rejected records are stored too often."""
-        found = self.missing or self.different or self.doubled or self.both or self.rejected_twice or self.unexpected
-        return bool(found) or self.impossible is not None
+        damage = self.missing or self.different or self.doubled or self.both or self.rejected_twice or self.unexpected
+        return bool(damage) or self.impossible is not None
 
-    def with_rows(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets that have rows."""
-        return self._with_count(asked, self.tally)
+    def with_rows(self, ranges: RangeSet) -> RangeSet:
+        """Return those of the given offsets that have rows."""
+        return self._with_count(ranges, self.tally)
 
-    def with_rejects(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets that have rejected records."""
-        return self._with_count(asked, self.rejects)
+    def with_rejects(self, ranges: RangeSet) -> RangeSet:
+        """Return those of the given offsets that have rejected records."""
+        return self._with_count(ranges, self.rejects)
 
-    def _with_count(self, asked: RangeSet, counts: OffsetTally) -> RangeSet:
+    def _with_count(self, ranges: RangeSet, counts: OffsetTally) -> RangeSet:
+        """Return those of the given offsets whose count is not 0."""
         key = self.topic, self.partition
-        segments = TallySegments({"asked": OffsetTally(asked.intervals(*key)), "there": counts})
-        both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["there"], 0))
-        return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
+        segments = TallySegments({"ranges": OffsetTally(ranges.intervals(*key)), "counts": counts})
+        has_count = pc.and_(pc.greater(segments.counts["ranges"], 0), pc.greater(segments.counts["counts"], 0))
+        return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(has_count))
 
 
 def judge_partition(facts: PartitionFacts) -> PartitionAudit:
@@ -203,7 +204,7 @@ def judge_partition(facts: PartitionFacts) -> PartitionAudit:
     return PartitionAudit(
         topic=topic,
         partition=partition,
-        doubled=_joined(d for part in parts for d in part.doubled),
+        doubled=_joined(doubled for part in parts for doubled in part.doubled),
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=(facts.landed - facts.shown) | facts.adopted,
@@ -216,28 +217,31 @@ def judge_partition(facts: PartitionFacts) -> PartitionAudit:
     )
 
 
-# Results of single stretches of a partition: ranges are joined, counts are added.
+# Results of the windows of a partition: ranges are joined, counts are added.
 _RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
 _COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
 
-# The verdict for one window of offsets: `tallies` has the counts of `compare` by name, cut to the window.
 def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> PartitionAudit:
+    """Return the verdict for a window of offsets.
+
+    :param tallies: the counts of `judge_partition` by name, cut to the window.
+    """
     segments = TallySegments(tallies)
     n = segments.counts
     # Offsets that the audited group has landed and that have a record in Kafka. A row is expected at each, unless the
     # ledger has a receipt for deleted rows, or another tool's rows do not name their records.
-    due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
-    expected = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
+    is_due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
+    is_expected = pc.and_(is_due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
     present = pc.add(n["rows"], n["rejected"])
-    missing = pc.and_(expected, pc.less(present, n["required"]))
-    known = pc.greater(n["allowed"], 0)
-    too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
-    unknown = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+    is_missing = pc.and_(is_expected, pc.less(present, n["required"]))
+    is_landed = pc.greater(n["allowed"], 0)
+    is_doubled = pc.and_(is_landed, pc.greater(n["rows"], n["allowed"]))
+    is_unknown = pc.and_(pc.invert(is_landed), pc.greater(n["rows"], 0))
     is_before = pc.greater(n["before"], 0)
-    before, unexpected = pc.and_(unknown, is_before), pc.and_(unknown, pc.invert(is_before))
+    is_others, is_unexpected = pc.and_(is_unknown, is_before), pc.and_(is_unknown, pc.invert(is_before))
     # A row and a rejected record of the same landing are one too many, although neither kind is doubled by itself.
-    too_many_rejected = pc.and_(pc.greater(n["rejected"], 0), pc.greater(present, n["allowed"]))
+    is_rejected_too_often = pc.and_(pc.greater(n["rejected"], 0), pc.greater(present, n["allowed"]))
     has_row = pc.greater(n["rows"], 0)
 
     def ranges(mask: object) -> RangeSet:
@@ -246,27 +250,29 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> 
     return PartitionAudit(
         topic=topic,
         partition=partition,
-        missing=ranges(missing),
-        doubled=tuple(DoubledRange(*d) for d in segments.with_count(too_many, n["rows"])),
-        both=ranges(pc.and_(too_many_rejected, has_row)),
-        rejected_twice=ranges(pc.and_(too_many_rejected, pc.invert(has_row))),
-        unexpected=ranges(unexpected),
-        before=ranges(before),
-        readable=segments.width(due),
-        rows_missing=segments.total(missing, pc.subtract(n["required"], present)),
-        rows_too_many=segments.total(pc.or_(too_many, unexpected), pc.subtract(n["rows"], n["allowed"])),
-        rows_before=segments.total(before, n["rows"]),
+        missing=ranges(is_missing),
+        doubled=tuple(DoubledRange(*d) for d in segments.with_count(is_doubled, n["rows"])),
+        both=ranges(pc.and_(is_rejected_too_often, has_row)),
+        rejected_twice=ranges(pc.and_(is_rejected_too_often, pc.invert(has_row))),
+        unexpected=ranges(is_unexpected),
+        before=ranges(is_others),
+        readable=segments.width(is_due),
+        rows_missing=segments.total(is_missing, pc.subtract(n["required"], present)),
+        rows_too_many=segments.total(pc.or_(is_doubled, is_unexpected), pc.subtract(n["rows"], n["allowed"])),
+        rows_before=segments.total(is_others, n["rows"]),
         rejected_too_many=segments.total(
-            too_many_rejected, pc.min_element_wise(n["rejected"], pc.subtract(present, n["allowed"]))
+            is_rejected_too_often, pc.min_element_wise(n["rejected"], pc.subtract(present, n["allowed"]))
         ),
     )
 
 
 def _joined(doubled: Iterable[DoubledRange]) -> tuple[DoubledRange, ...]:
-    """Join doubled ranges cut by a border between two stretches."""
-    found: list[DoubledRange] = []
-    for one in doubled:
-        if found and found[-1].until_offset == one.from_offset and found[-1].times == one.times:
-            one = DoubledRange(found.pop().from_offset, one.until_offset, one.times)
-        found.append(one)
-    return tuple(found)
+    """Return doubled ranges, joined if only a border between two windows separates them."""
+    joined: list[DoubledRange] = []
+    for current in doubled:
+        last = joined[-1] if joined else None
+        if last is not None and (last.until_offset, last.times) == (current.from_offset, current.times):
+            joined[-1] = DoubledRange(last.from_offset, current.until_offset, current.times)
+        else:
+            joined.append(current)
+    return tuple(joined)

@@ -48,7 +48,7 @@ class TableDamage:
     """The damage by topic, and descriptions of damage to leave alone.
 
     `lost` are the lost data files that a repair removes from the table's metadata, since all their records are landed
-    again or written off. `spares_files` is True if that is not sure for a record: then no lost file is removed.
+    again or get a receipt. `spares_files` is True if that is not sure for a record: then no lost file is removed.
     """
 
     topics: list[TopicDamage] = field(default_factory=list)
@@ -64,32 +64,35 @@ def damage_of(result: AuditResult, ledgers: TableLedgers) -> TableDamage:
     could not read everything.
     """
     damage = TableDamage()
-    for topic in sorted({one.topic for one in result.partitions} & set(ledgers.topics)):
-        audits = [one for one in result.partitions if one.topic == topic]
-        found = _of_topic(result, ledgers, topic, audits, damage)
-        if found is not None and (found.ranges or found.rows_vanished or found.impossible):
-            damage.topics.append(found)
-    of_unknown_topics = [one for one in result.impossible if one.topic not in ledgers.topics]
-    damage.left += [f"{one.text}: of a topic that this group has not landed." for one in of_unknown_topics]
+    for topic in sorted({audit.topic for audit in result.partitions} & set(ledgers.topics)):
+        audits = [audit for audit in result.partitions if audit.topic == topic]
+        topic_damage = _of_topic(result, ledgers, topic, audits, damage)
+        if topic_damage is not None and (topic_damage.ranges or topic_damage.rows_vanished or topic_damage.impossible):
+            damage.topics.append(topic_damage)
+    of_unknown_topics = [rows for rows in result.impossible if rows.topic not in ledgers.topics]
+    damage.left += [f"{rows.text}: of a topic that this group has not landed." for rows in of_unknown_topics]
     if damage.spares_files or result.blind:
-        damage.left += [f"{one.text}; not all can be landed again. Put the file back." for one in result.lost_files]
+        damage.left += [f"{file.text}; not all can be landed again. Put the file back." for file in result.lost_files]
     else:
         damage.lost += result.lost_files
     return damage
 
 
-# Returns None without repairable damage. Adds to `left` and `spares_files` of `table_damage`.
 def _of_topic(
     result: AuditResult, ledgers: TableLedgers, topic: str, audits: list[PartitionAudit], table_damage: TableDamage
 ) -> TopicDamage | None:
+    """Return the repairable damage of a topic, or None without any.
+
+    :param table_damage: its `left` and `spares_files` are added to.
+    """
     left = table_damage.left
-    impossible = tuple(one.text for one in result.impossible if one.topic == topic)
-    with_row_and_reject = union(one.both | one.rejected_twice for one in audits)
+    impossible = tuple(rows.text for rows in result.impossible if rows.topic == topic)
+    with_row_and_reject = union(audit.both | audit.rejected_twice for audit in audits)
     # An offset with a row and rejected records is repaired as such, and not as doubled.
-    missing, doubled = union(one.missing for one in audits), _doubled(audits) - with_row_and_reject
-    unexpected = union(one.unexpected for one in audits)
-    # Rows that the ledger counts, and that no missing range explains.
-    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
+    missing, doubled = union(audit.missing for audit in audits), _doubled(audits) - with_row_and_reject
+    unexpected = union(audit.unexpected for audit in audits)
+    # The number of rows that the ledger counts, the table lacks, and no missing range explains.
+    beyond = sum(max(0, count.expected - count.found) for count in result.counts if count.topic == topic)
     if not (missing or doubled or with_row_and_reject or unexpected or beyond or impossible):
         return None
     identities = ledgers.identities(topic)
@@ -119,11 +122,11 @@ def _of_topic(
     counts = ledgers.counts(topic)
     table_damage.spares_files |= bool(missing & landed_by_others)
     if counts.skipped or counts.filtered:
-        # A file that held each offset between its bounds once had a row for each.
-        held = missing & union(one.ranges for one in result.lost_files)
-        left += _left(missing - held, "the ledger does not record which of them were skipped or filtered")
-        table_damage.spares_files |= any(not one.ranges for one in result.lost_files)
-        missing, beyond = held, 0
+        # A lost file with known ranges had a row for each offset, so no record there was skipped or filtered.
+        in_lost_files = missing & union(file.ranges for file in result.lost_files)
+        left += _left(missing - in_lost_files, "the ledger does not record which of them were skipped or filtered")
+        table_damage.spares_files |= any(not file.ranges for file in result.lost_files)
+        missing, beyond = in_lost_files, 0
     # Nothing distinguishes the rows of adopted offsets from other rows, so no adopted offset is known to lack a row.
     vanished = (_without_rows(audits) & entry.landed) - landed_by_others - entry.forgotten - entry.lost - entry.adopted
     if beyond and not vanished:
@@ -139,26 +142,31 @@ def _of_topic(
         with_row_and_reject=(with_row_and_reject & entry.landed) - landed_by_others - entry.forgotten - entry.adopted,
         impossible=impossible,
     )
-    there = sum(one.with_rejects(entry.landed.of_partition(one.topic, one.partition)).width for one in audits)
+    rejects_found = sum(
+        audit.with_rejects(entry.landed.of_partition(audit.topic, audit.partition)).width for audit in audits
+    )
     return replace(
         damage,
-        rejected=union(one.with_rejects(damage.ranges) for one in audits),
-        rejects_lacking=counts.rejected - there,
+        rejected=union(audit.with_rejects(damage.ranges) for audit in audits),
+        rejects_lacking=counts.rejected - rejects_found,
     )
 
 
 def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
     return RangeSet(
-        OffsetRange(one.topic, one.partition, d.from_offset, d.until_offset) for one in audits for d in one.doubled
+        OffsetRange(audit.topic, audit.partition, doubled.from_offset, doubled.until_offset)
+        for audit in audits
+        for doubled in audit.doubled
     )
 
 
 def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
     """Return landed offsets that Kafka no longer shows, with neither a row nor a rejected record."""
-    asked = ((one, one.not_verifiable) for one in audits)
-    return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
+    unseen = ((audit, audit.not_verifiable) for audit in audits)
+    return union(ranges - audit.with_rows(ranges) - audit.with_rejects(ranges) for audit, ranges in unseen)
 
 
 def _left(ranges: RangeSet, reason: str) -> Iterator[str]:
+    """Yield a sentence about damage to leave alone, or none without ranges."""
     if ranges:
         yield f"{ranges}: {reason}."

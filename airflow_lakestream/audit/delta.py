@@ -65,18 +65,18 @@ class DeltaAudit(Audit):
         lost = _find_lost(storage, main, files, ledgers)
         if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, ledgers)):
             return result
-        without = {one.path for one in lost}
+        lost_paths = {file.path for file in lost}
         adopted = self.adopted(
             result,
             ledgers,
             main.schema,
             main.properties,
-            lambda columns: RowPositions.of(_rows(storage, main, without, None, columns)),
+            lambda columns: RowPositions.of(_rows(storage, main, lost_paths, None, columns)),
         )
         if not has_positions and not adopted.ranges:
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         elif self.full:
-            rows = RowPositions.of(_rows(storage, main, without, self.topic)) if has_positions else RowPositions()
+            rows = RowPositions.of(_rows(storage, main, lost_paths, self.topic)) if has_positions else RowPositions()
             rejected = (
                 RowPositions() if rejects is None else RowPositions.of(_rejected(storage, main, rejects, ledgers))
             )
@@ -96,11 +96,11 @@ class DeltaAudit(Audit):
         main = storage.open_existing(self.table)
         ledgers = self._ledgers(storage, main)
         lost = _find_lost(storage, main, _statistics(main), ledgers)
-        gone, key = {one.path for one in lost}, key_noted(main.properties)
+        lost_paths, key = {file.path for file in lost}, key_noted(main.properties)
         entries = entries_of(storage, self.table, id_of(main), main.schema, key).open()
-        there = [one for one in _files(main) if one["path"] not in gone]
+        files = [file for file in _files(main) if file["path"] not in lost_paths]
         head = DeltaHead(storage, main, main.schema)
-        keyed = KeyedTable(columns=main.schema, key=key, head=head, files=there, entries=entries, lost=lost)
+        keyed = KeyedTable(columns=main.schema, key=key, head=head, files=files, entries=entries, lost=lost)
         return keyed, ledgers, main.version
 
     def _ledgers(self, storage: DeltaStorage, main: DeltaTableHead) -> TableLedgers:
@@ -119,6 +119,7 @@ def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTable
 
 
 def _files(head: DeltaTableHead) -> Iterator[Add]:
+    """Yield the live files. Raises UnreadableRows."""
     try:
         yield from live_files(head)
     except CannotReplace as e:
@@ -135,7 +136,6 @@ def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, l
     return find_lost(head.table, files, size_of, ledgers, (OSError, BaseError))
 
 
-# The positions of the rows of all files, without the files whose paths are in `without`; None: of all topics.
 def _rows(
     storage: DeltaStorage,
     head: DeltaTableHead,
@@ -143,6 +143,11 @@ def _rows(
     topic: str | None,
     columns: PositionColumns = OWN_COLUMNS,
 ) -> Iterator[pa.Table]:
+    """Yield the positions of the rows of all files. Raises UnreadableRows.
+
+    :param without: the paths of files to leave out.
+    :param topic: a topic, or None for the rows of all topics.
+    """
     store = storage.store(head.table)
     for add in _files(head):
         try:
@@ -158,7 +163,7 @@ def _rejected(
 ) -> Iterator[pa.Table]:
     """Yield the rejected records that count for any group.
 
-    They are at landed offsets of the group, from landings that are committed and not superseded.
+    A record counts if it is at a landed offset of the group, from a committed landing that no later one has replaced.
     """
     settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
     store = storage.store(rejects.table)
@@ -167,8 +172,8 @@ def _rejected(
         # Rows that do not count: replaced, rolled back, or of a landing that may still be committed.
         open_or_stale = pc.or_(settlement.stale(rows), settlement.undecided(rows))
         for group, identity, entry in ledgers.entries():
-            own = pc.and_(settlement.is_of(rows, group, identity), is_hit(rows, entry.landed))
-            yield rows.filter(pc.and_not(own, open_or_stale))
+            counts = pc.and_(settlement.is_of(rows, group, identity), is_hit(rows, entry.landed))
+            yield rows.filter(pc.and_not(counts, open_or_stale))
 
 
 def _statistics(head: DeltaTableHead) -> TableFiles:
@@ -177,7 +182,7 @@ def _statistics(head: DeltaTableHead) -> TableFiles:
 
 
 def _check_counted(head: DeltaTableHead) -> None:
-    """Raise UnreadableRows if the log lacks the number of rows of a file; a quick audit can't do without."""
+    """Raise UnreadableRows if the log lacks the number of rows of a file, which a quick audit needs."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
         raise UnreadableRows(
             head.table, ValueError(f"its log does not have the number of rows of {path}; --full reads it")
@@ -185,6 +190,7 @@ def _check_counted(head: DeltaTableHead) -> None:
 
 
 def _facts(add: Add) -> FileFacts:
+    """Return a file's statistics from the log."""
     stats, path = add["stats"], add["path"]
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     rows = stats["numRecords"]

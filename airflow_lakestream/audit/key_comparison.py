@@ -1,7 +1,12 @@
 """Comparison of a table by key with the fold of its topic, row by row, in a database on disk: memory stays bounded.
 
-A row is wrong only if the fold has seen enough to know better. Everything else is unseen: its record, or the record
-that deleted it, has left Kafka.
+The fold is the table that results from the records that Kafka still has. A row is wrong only if the fold has seen
+enough records to be certain. Any other differing row is unseen: its record, or the record that deleted it, has left
+Kafka.
+
+Columns of the database: `k` and `h` are the hashes of a row's key and content; `c`, `p`, `part` and `off` its version.
+The prefixes `t_` and `f_` mean table and fold. Tables: `held` and `fold` have the rows of both sides, `dead_...` their
+deletions, `judged` the keys that differ, with the kind of the difference.
 """
 
 from __future__ import annotations
@@ -24,9 +29,9 @@ from airflow_lakestream.cdc.merge.repair import is_among
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
-# More rows help nobody, and each takes memory: the others are counted.
+# The greatest number of wrong rows in a result, since each takes memory; further rows are only counted.
 MOST_ROWS = 100_000
-# DuckDB spills to disk beyond this.
+# The memory of DuckDB, which spills to disk beyond.
 MEMORY = "384MiB"
 _SIDE = "k UBIGINT, h UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT, gone BOOLEAN"
 
@@ -54,7 +59,7 @@ def opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 class KeyComparison:
-    """Comparison of the rows of `table` with those of `fold`, the same topic folded by key."""
+    """Comparison of the rows of a table with the rows of the fold of its topic."""
 
     # Queries for the keys of rows whose values are compared, and for the number of unseen rows by partition.
     wanted_keys = _WANTED
@@ -65,12 +70,12 @@ class KeyComparison:
     ) -> None:
         self.sql, self.rules, self._hashes = database, rules, RowHashes()
         self.sides = {"held": table, "fold": fold}
-        # The last truncation of the fold, and the last that only the table knows.
+        # The last truncation of the fold, and the last truncation that only the table knows.
         self.cuts: tuple[Version | None, Version | None] = (None, None)
         self._key = table.key
         # The order of the version's columns in a log depends on where reading begins; the record's offset does not.
         left_out = (COMMIT, POSITION) if rules.is_by_log else ()
-        self._names = [one for one in table.columns.names if one not in left_out]
+        self._names = [name for name in table.columns.names if name not in left_out]
 
     def run(self) -> KeyedVerdict:
         """Load both sides, compare them, and return the wrong rows."""
@@ -81,7 +86,7 @@ class KeyComparison:
         self.execute(*self.judging())
         wanted = self.fetch(self.wanted_keys, MOST_ROWS)
         for side in self.sides:
-            self._load_details(side, np.sort(np.array([one for (one,) in wanted], np.uint64)))
+            self._load_details(side, np.sort(np.array([key for (key,) in wanted], np.uint64)))
         self.execute(*self.differing())
         wrong = sorted(self.wrong_rows())
         ((count,),) = self.fetch("SELECT count(*) FROM faults")
@@ -104,16 +109,16 @@ class KeyComparison:
         return self.sql.execute(query, values).fetchall()
 
     def _insert(self, table: str, *columns: Any) -> None:
-        """Insert rows by columns, in the order of the table's."""
+        """Insert rows, given as columns in the order of the database table's columns."""
         rows = pa.table({f"column_{number}": column for number, column in enumerate(columns)})
         self.sql.from_arrow(rows).insert_into(table)
 
     def _content(self, rows: pa.Table) -> pa.Table:
-        # A column that none of Kafka's records has any more is NULL in the fold.
-        held = self.sides["held"].columns
+        """Return the compared columns of rows; NULL for a column that none of Kafka's records has any more."""
+        columns = self.sides["held"].columns
         return pa.table(
             {
-                name: rows[name] if name in rows.column_names else pa.nulls(len(rows), held.field(name).type)
+                name: rows[name] if name in rows.column_names else pa.nulls(len(rows), columns.field(name).type)
                 for name in self._names
             }
         )
@@ -136,28 +141,31 @@ class KeyComparison:
             self._insert(side, self.keys(rows), content, *map(rows.column, VERSION), gone)
 
     def load_deletions(self) -> None:
-        """Load the deletions by key, and note the last truncations in `cuts`."""
+        """Load the deletions of both sides by key, and note the last truncations in `cuts`."""
         cuts: dict[str, set[Version]] = {}
-        for side, of in self.sides.items():
+        for side, table in self.sides.items():
             self.execute(f"CREATE TABLE dead_{side} (k UBIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT)")
             cuts[side] = set()
-            for entries in of.deletions():
+            for entries in table.deletions():
                 cuts[side] |= set(versions(entries.filter(entries[self._key[0]].is_null())))
-                own = entries.filter(entries[self._key[0]].is_valid())
-                self._insert(f"dead_{side}", self.keys(own), *map(own.column, VERSION))
+                deletions = entries.filter(entries[self._key[0]].is_valid())
+                self._insert(f"dead_{side}", self.keys(deletions), *map(deletions.column, VERSION))
         self.cuts = _last_cut(cuts["fold"]), _last_cut(cuts["held"] - cuts["fold"])
 
     def _load_ranges(self) -> None:
-        """Create the tables of offsets: landed, lost, seen in Kafka, left out; `hole` has the partitions with gaps."""
+        """Create the tables `landed`, `lost` and `seen` of offset ranges, `left_out` of values, and `hole`.
+
+        `hole` has the partitions with landed offsets that Kafka no longer shows.
+        """
         for name, ranges in (("landed", self.rules.landed), ("lost", self.rules.lost)):
-            every = [(one.partition, one.from_offset, one.until_offset) for one in ranges]
-            columns = zip(*every, strict=True) if every else ((), (), ())
+            rows = [(offsets.partition, offsets.from_offset, offsets.until_offset) for offsets in ranges]
+            columns = zip(*rows, strict=True) if rows else ((), (), ())
             self.execute(f"CREATE TABLE {name} (part INTEGER, start BIGINT, until BIGINT)")
             self._insert(name, *(pa.array(values, pa.int64()) for values in columns))
         self.execute("CREATE TABLE left_out (col BIGINT, part INTEGER, off BIGINT)")
         for name, places in self.rules.borrowed:
-            at = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
-            self._insert("left_out", at, *places.columns)
+            column_numbers = pa.repeat(pa.scalar(self._names.index(name), pa.int64()), len(places))
+            self._insert("left_out", column_numbers, *places.columns)
         self.execute("CREATE TABLE seen (part INTEGER, start BIGINT, until BIGINT)", "CREATE TABLE hole (part INTEGER)")
         for key in self.rules.landed.partitions:
             segments = TallySegments({"seen": self.rules.seen.get(key, OffsetTally())})
@@ -168,20 +176,20 @@ class KeyComparison:
                 self._insert("hole", [key[1]])
 
     def _load_details(self, side: str, wanted: Hashes) -> None:
-        """Load the wanted rows with a hash of each value, and with the values of the key as text."""
+        """Load the rows whose key has a wanted hash, with a hash of each value, and with the key as text."""
         keys = ", ".join(f"key_{number} VARCHAR" for number in range(len(self._key)))
         self.execute(f"CREATE TABLE {side}_more (k UBIGINT, part INTEGER, off BIGINT, hs UBIGINT[], {keys})")
         if not len(wanted):
             return
         for rows in self.sides[side].rows():
             hashes = self.keys(rows)
-            own = np.flatnonzero(is_among(hashes, wanted))
-            some = rows.take(pa.array(own))
-            values = self._hashes.of_columns(self._content(some)).T.ravel()
+            indices = np.flatnonzero(is_among(hashes, wanted))
+            wanted_rows = rows.take(pa.array(indices))
+            values = self._hashes.of_columns(self._content(wanted_rows)).T.ravel()
             width = len(self._names)
-            lists = pa.ListArray.from_arrays(np.arange(len(own) + 1, dtype=np.int32) * width, pa.array(values))
-            key = map(_storage, some.select(self._key).columns)
-            self._insert(f"{side}_more", hashes[own], some[PARTITION], some[OFFSET], lists, *key)
+            lists = pa.ListArray.from_arrays(np.arange(len(indices) + 1, dtype=np.int32) * width, pa.array(values))
+            key = map(_storage, wanted_rows.select(self._key).columns)
+            self._insert(f"{side}_more", hashes[indices], wanted_rows[PARTITION], wanted_rows[OFFSET], lists, *key)
 
     def judging(self) -> Iterable[str]:
         """Return the statements that find and judge the suspects."""
@@ -190,36 +198,38 @@ class KeyComparison:
     def differing(self) -> Iterable[str]:
         """Return the statements for the columns in which rows differ from the fold's, and for all faults."""
         version = (*VERSION, DELETED)
-        payload = [at for at, name in enumerate(self._names) if name not in version]
-        given = {"width": len(self._names), "payload": payload, "null": self.null_hash}
-        return _DIFFERING.format(**given, absent=self.rules.keeps_absent), _FAULTS
+        payload = [number for number, name in enumerate(self._names) if name not in version]
+        placeholders = {"width": len(self._names), "payload": payload, "null": self.null_hash}
+        return _DIFFERING.format(**placeholders, absent=self.rules.keeps_absent), _FAULTS
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the rows with a fault, at most `MOST_ROWS`."""
-        keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
-        few = _FEW.format(keys=keys)
-        for kind, part, off, t_part, t_off, times, differ, *values in self.fetch(few, MOST_ROWS):
+        keys = ", ".join(f"coalesce(f.key_{number}, t.key_{number})" for number in range(len(self._key)))
+        query = _FEW.format(keys=keys)
+        for kind, part, off, t_part, t_off, times, differ, *values in self.fetch(query, MOST_ROWS):
             fault, other = RowFault(kind), (t_part, t_off)
             yield WrongRow(
                 -1 if part is None else part,
                 -1 if off is None else off,
                 fault,
-                tuple(zip(self._key, (str(one) for one in values), strict=True)),
-                tuple(self._names[at] for at in differ or ()),
+                tuple(zip(self._key, (str(value) for value in values), strict=True)),
+                tuple(self._names[number] for number in differ or ()),
                 times,
                 other if fault is RowFault.DIFFERENT and other != (part, off) else None,
             )
 
 
 def _last_cut(cuts: Iterable[Version]) -> Version | None:
-    return max((cut_of(one) if is_mark(one) else one for one in cuts), default=None)
+    """Return the last of truncations and marks of snapshots, or None without any."""
+    return max((cut_of(cut) if is_mark(cut) else cut for cut in cuts), default=None)
 
 
 def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of an extension type as its storage."""
     return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
 
 
-# The rows that the table has for a key: one, if possible the right one.
+# One row of the table for each key: of several rows the one that is like the fold's, or else the last one.
 _ONCE = """
 CREATE TABLE doubled AS SELECT k, count(*) AS times FROM held GROUP BY k HAVING count(*) > 1;
 CREATE VIEW once AS
@@ -233,18 +243,19 @@ SELECT coalesce(t.k, f.k) AS k, t.k IS NOT NULL AS in_table, f.k IS NOT NULL AS 
     t.c AS t_c, t.p AS t_p, t.part AS t_part, t.off AS t_off, f.c AS f_c, f.p AS f_p, f.part AS f_part, f.off AS f_off
 FROM once t FULL JOIN fold f ON t.k = f.k WHERE t.h IS DISTINCT FROM f.h
 """
-TABLE_VERSION, FOLD_VERSION = (f"row({one}_c, {one}_p, {one}_part, {one}_off)" for one in "tf")
+TABLE_VERSION, FOLD_VERSION = (f"row({side}_c, {side}_p, {side}_part, {side}_off)" for side in "tf")
 
 
 def later_than(version: Version | None, than: str) -> str:
-    """Return a condition: a version is later than the version of some columns."""
+    """Return the SQL condition that a version is later than the version in the columns `than`; false for None."""
     return "false" if version is None else f"row{tuple(version)} > {than}"
 
 
 def _judging(rules: KeyedRules, cut: Version | None, unseen_cut: Version | None) -> str:
     """Return the statement that judges each suspect.
 
-    :param cut: the last truncation that the fold has seen, and `unseen_cut` the last one that only the table knows.
+    :param cut: the last truncation that the fold has seen, or None.
+    :param unseen_cut: the last truncation that only the table knows, or None.
     """
     order = "<" if rules.first_stays else ">"
     by_version = "false" if rules.within else f"{FOLD_VERSION} {order} {TABLE_VERSION}"
@@ -287,7 +298,7 @@ SELECT *, CASE
     ELSE 'unseen' END AS kind
 FROM placed
 """
-# A value that the fold can't know for certain is no difference: what a record left out, or what was deleted since.
+# A value that the fold can't know for certain is no difference: a record left the value out, or it was deleted since.
 _DIFFERING = """
 CREATE TABLE differing AS
 WITH every AS (

@@ -1,8 +1,8 @@
 """Plan of a repair of a table by key, from the database of its comparison with the fold of its topic.
 
-A wrong row is repaired only if Kafka still shows everything that decides about its key. Compaction leaves the newest
-record of each Kafka key, and retention takes the oldest records: if offsets order the records, a record that is still
-there is the newest one of its key. Everything else needs all landed records.
+A wrong row is repaired only if Kafka still has all records that decide about its key. Compaction leaves the newest
+record of each Kafka key, and retention removes the oldest records: if offsets order the records, the newest record of a
+key is then still there. In all other cases the repair needs all landed records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 if TYPE_CHECKING:
     from airflow_lakestream.cdc.events.records import RecordPayload
 
+# The number of rows named in a text.
 _SHOWN = 10
-# The least number of different rows, more than half of all, for which the arguments are blamed.
+# From this number of different rows on, if they are more than half of all, other arguments are the likely cause.
 _MANY = 10
 _WAS_DELETION = "and deleted its key when it was landed."
 _NOT_DAMAGE = "which is no damage: the landing had other arguments."
@@ -44,7 +45,10 @@ _GIVE = (
 
 @dataclass
 class KeyRepairPlan:
-    """The keys to repair, in the database of a comparison that has run."""
+    """Keys to repair, in the table `plan` of the database of a comparison that has run.
+
+    :ivar is_whole: whether Kafka still has all landed records.
+    """
 
     comparison: KeyComparison
     is_whole: bool = field(init=False)
@@ -59,7 +63,7 @@ class KeyRepairPlan:
         run(self._planning())
 
     def _check_arguments(self) -> None:
-        """Refuse a fold by other arguments than the landing's, as far as the rows show them. Raises InvalidArgument."""
+        """Raise InvalidArgument if the rows show that the fold has other arguments than the landing had."""
         query = """SELECT f.part, f.off FROM fold f JOIN dead_held d ON (f.k, f.part, f.off) = (d.k, d.part, d.off)
             WHERE NOT f.gone ORDER BY ALL LIMIT 1"""
         for part, off in self.comparison.fetch(query):
@@ -70,7 +74,7 @@ class KeyRepairPlan:
             raise InvalidArgument("landing", f"{different} of {rows} rows are others, {_NOT_DAMAGE}", _GIVE)
 
     def _unseen_until(self, key: PartitionKey) -> int:
-        """Return the end of the last landed offsets of a partition that Kafka shows no more; 0 without any."""
+        """Return the end of the last landed offsets of a partition that Kafka no longer shows; 0 without any."""
         rules = self.comparison.rules
         segments = TallySegments({"seen": rules.seen.get(key, OffsetTally())})
         mask = pc.greater(segments.counts["seen"], 0)
@@ -78,6 +82,7 @@ class KeyRepairPlan:
         return _last_gap(rules.landed.intervals(*key), starts, ends)
 
     def _planning(self) -> str:
+        """Return the statement that creates the table `plan`."""
         rules, null = self.comparison.rules, self.comparison.null_hash
         keys = ", ".join(f"key_{number}" for number in range(len(self.comparison.sides["held"].key)))
         return _PLAN.format(
@@ -93,13 +98,15 @@ class KeyRepairPlan:
         )
 
     def _hashes(self, condition: str) -> Hashes:
-        found = self.comparison.sql.table("plan").filter(condition).project("k").order("k").fetchnumpy()["k"]
-        return np.asarray(found, np.uint64)
+        """Return the rising hashes of the planned keys for which a SQL condition holds."""
+        hashes = self.comparison.sql.table("plan").filter(condition).project("k").order("k").fetchnumpy()["k"]
+        return np.asarray(hashes, np.uint64)
 
     def change(self, head: int | None, lost: Sequence[str] = ()) -> RowRepair | None:
-        """Return the repair of the table's rows for a commit, or None without any.
+        """Return the repair of the table's rows for a commit, or None if nothing is to be repaired.
 
-        :param head: the compared snapshot or version, and `lost` the paths of lost files.
+        :param head: the compared snapshot or version.
+        :param lost: the paths of lost files.
         """
         out = self._hashes("is_sure")
         if not (len(out) or lost):
@@ -117,24 +124,31 @@ class KeyRepairPlan:
     def rows(self) -> Iterator[pa.Table]:
         """Yield the right rows of the keys to repair."""
         fold, wanted = self.comparison.sides["fold"], self._hashes("is_sure AND in_fold")
-        held = self.comparison.sides["held"]
-        marks = [one for entries in held.deletions() for one in versions(self._without_key(entries)) if is_mark(one)]
+        table = self.comparison.sides["held"]
+        marks = [
+            version
+            for entries in table.deletions()
+            for version in versions(self._without_key(entries))
+            if is_mark(version)
+        ]
         for rows in fold.rows() if len(wanted) else ():
-            some = rows.filter(pa.array(is_among(self.comparison.keys(rows), wanted)))
-            if len(some):
-                yield behind(some.select([name for name in some.column_names if name in held.columns.names]), marks)
+            right_rows = rows.filter(pa.array(is_among(self.comparison.keys(rows), wanted)))
+            if len(right_rows):
+                yield behind(
+                    right_rows.select([name for name in right_rows.column_names if name in table.columns.names]), marks
+                )
 
     def deletions(self) -> Iterator[pa.Table]:
-        """Yield entries of deletions of the keys without a row that the table's memory lacks."""
+        """Yield the entries that the table's memory lacks: deletions of those keys to repair that have no right row."""
         fold, wanted = self.comparison.sides["fold"], self._hashes("is_sure AND NOT in_fold AND is_forgotten")
         if fold.entries is None or not len(wanted):
             return
         for file in fold.entries.files:
             for entries in file.read(()):
-                own = entries.filter(entries[fold.key[0]].is_valid())
-                some = own.filter(pa.array(is_among(self.comparison.keys(own), wanted)))
-                if len(some):
-                    yield some
+                keyed = entries.filter(entries[fold.key[0]].is_valid())
+                needed = keyed.filter(pa.array(is_among(self.comparison.keys(keyed), wanted)))
+                if len(needed):
+                    yield needed
 
     def _without_key(self, entries: pa.Table) -> pa.Table:
         return entries.filter(entries[self.comparison.sides["held"].key[0]].is_null())
@@ -153,16 +167,16 @@ class KeyRepairPlan:
         ((count,),) = self.comparison.fetch(f"SELECT count(*) {query}")
         if not count:
             return []
-        few = self.comparison.fetch(f"SELECT kind, part, off {query} ORDER BY part, off LIMIT {_SHOWN}")
-        names = shown([f"{kind} row at [{part}] offset {off}" for kind, part, off in few], _SHOWN)
-        more = f", and {count - len(few)} more" if count > len(few) else ""
+        examples = self.comparison.fetch(f"SELECT kind, part, off {query} ORDER BY part, off LIMIT {_SHOWN}")
+        names = shown([f"{kind} row at [{part}] offset {off}" for kind, part, off in examples], _SHOWN)
+        more = f", and {count - len(examples)} more" if count > len(examples) else ""
         return [f"{names}{more}: Kafka has no longer all records that decide about these keys."]
 
 
 class KafkaKeyMatch:
-    """Comparison of the keys of plain records, as their rows have them, with the keys that their Kafka keys give.
+    """Comparison of the key in a plain record's row with the key in its Kafka key.
 
-    Compaction leaves the newest record of each Kafka key: this is the newest one of a table's key only if both agree.
+    Compaction leaves the newest record of each Kafka key. It is the newest record of a table's key only if both agree.
 
     :param payload: the formats of the records.
     """
@@ -170,7 +184,7 @@ class KafkaKeyMatch:
     def __init__(self, database: duckdb.DuckDBPyConnection, table: KeyedTable, payload: RecordPayload) -> None:
         self._key, self._hashes = table.key, RowHashes()
         self._reader = payload.key_reader(pa.schema([table.columns.field(name) for name in table.key]))
-        # Records are read and decoded in different threads.
+        # Two cursors, since records are read and decoded in different threads.
         self._sql = {name: database.cursor() for name in ("of_kafka", "of_rows")}
         for name, sql in self._sql.items():
             sql.execute(f"CREATE TABLE {name} (part INTEGER, off BIGINT, k UBIGINT)")
@@ -186,6 +200,7 @@ class KafkaKeyMatch:
         self._add("of_rows", rows, rows[PARTITION], rows[OFFSET])
 
     def _add(self, name: str, rows: pa.Table, partitions: pa.Array, offsets: pa.Array) -> None:
+        """Insert keys into a table of the database, as hashes with the records' positions."""
         keys = self._hashes.of_rows(self._hashes.of_columns(by_place(rows, self._key)))
         noted = pa.table({"part": partitions, "off": offsets, "k": keys})
         self._sql[name].from_arrow(noted).insert_into(name)
@@ -200,16 +215,17 @@ class KafkaKeyMatch:
 def _last_gap(landed: Sequence[Interval], starts: np.ndarray, ends: np.ndarray) -> int:
     """Return the end of the last landed offsets between rising segments, given by starts and ends; 0 without any."""
     end = 2**63 - 1
-    for at in range(len(starts), -1, -1):
-        start = int(ends[at - 1]) if at else 0
+    for number in range(len(starts), -1, -1):
+        start = int(ends[number - 1]) if number else 0
         for first, until in reversed(landed):
             if max(start, first) < min(end, until):
                 return min(end, until)
-        end = int(starts[at - 1]) if at else 0
+        end = int(starts[number - 1]) if number else 0
     return 0
 
 
-# `known`: nothing that came after the record is unseen. A key with several rows needs each of them seen, or older.
+# `is_known`: no record after a key's last seen record is unseen. Of a key with several rows, the record of each row
+# must be seen, or older than the fold's record.
 _PLAN = """
 CREATE TABLE plan AS
 WITH wrong AS (SELECT DISTINCT k FROM faults),

@@ -1,4 +1,4 @@
-"""Tables by key as the audit reads them, the rules of their comparison, and its result."""
+"""Tables by key, such as mirrors: reading them for an audit, the rules of a comparison, and its result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedTable:
-    """A table by key at a head: files that are there, and entries of deleted rows.
+    """A table by key at a head.
 
-    :param columns: the columns of the table, and `key` those of its key.
-    :param lost: files that are gone; `files` lacks them.
+    :param columns: the columns of the table.
+    :param key: the columns of its key.
+    :param files: the files that are in the store.
+    :param entries: the entries of deleted rows, or None without any.
+    :param lost: the files that are gone from the store.
     """
 
     columns: pa.Schema
@@ -70,16 +73,19 @@ def keyed_iceberg(catalog: Catalog, table: Table) -> KeyedTable:
 class KeyedRules:
     """Rules of the comparison, by the design of the table and by the topic that Kafka still has.
 
-    :param landed: the offsets in the ledgers, `seen` those with a record in Kafka, `lost` those that were never landed.
-    :param is_by_log: whether versions count places of a log, which a fold from its middle counts otherwise.
-    :param first_stays: whether the first record of a key stays, and `within` whether only for a time.
+    :param landed: the landed offsets in the ledgers.
+    :param seen: the landed offsets that have a record in Kafka.
+    :param lost: the offsets that were never landed.
+    :param is_by_log: whether versions have places of a binary log, which a fold from the log's middle counts otherwise.
+    :param first_stays: whether the first record of a key stays.
+    :param within: whether the first record stays for a limited time only.
     :param keeps_absent: whether a row has values of several records.
     :param by_sequence: whether columns order the records of a key, not their offsets or the log.
     :param by_kafka_key: whether records with the same Kafka key have the same key.
     :param has_other_logs: whether the table counts the places of more logs than the fold.
-    :param borrowed: by column the partitions and offsets of records that left its value out.
+    :param borrowed: by column, the partitions and offsets of the records that leave the column's value out.
     :param columns: of a history, the columns whose changes begin versions.
-    :param repeats: of a history, whether records have positions in a log, and may be sent again with the same ones.
+    :param repeats: of a history, whether records have positions in a log: a record that is sent again has its old one.
     """
 
     landed: RangeSet
@@ -100,20 +106,23 @@ class KeyedRules:
 class RowFault(StrEnum):
     """Fault of a row of a table by key."""
 
+    # The fold has a row that the table lacks.
     MISSING = "missing"
+    # The table has a row of a key that has none in the fold.
     EXTRA = "extra"
     DIFFERENT = "different"
+    # The table has several rows of the key.
     DOUBLED = "doubled"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WrongRow:
-    """A wrong row, at the record that the row is of, or should be of; at -1 without a record.
+    """A wrong row, at the partition and offset of its record in the fold, or else in the table; -1 without a record.
 
     :param key: the values of the key's columns, as text.
     :param columns: of a different row, the columns that differ.
     :param times: of a doubled row, the number of rows.
-    :param of: of a different row, the partition and offset that the table has, if they are others.
+    :param of: of a different row, the partition and offset of the table's row, if other than the fold's.
     """
 
     partition: int
@@ -136,8 +145,8 @@ class WrongRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
-        found: dict[str, Any] = {"fault": self.fault.value, "partition": self.partition, "offset": self.offset}
-        return found | {
+        values: dict[str, Any] = {"fault": self.fault.value, "partition": self.partition, "offset": self.offset}
+        return values | {
             "key": dict(self.key),
             **({"columns": list(self.columns)} if self.columns else {}),
             **({"times": self.times} if self.fault is RowFault.DOUBLED else {}),
@@ -147,11 +156,14 @@ class WrongRow:
 
 @dataclass
 class KeyedVerdict:
-    """Wrong rows in order of partition and offset, and numbers by partition: of rows, and of rows that are unseen.
+    """Result of a comparison by key.
 
-    :param left_out: wrong rows beyond `MOST_ROWS`.
-    :param unseen_gone: rows of the fold that the table lacks, perhaps by a deletion that has left Kafka.
-    :param unseen_values: rows with values that differ from the fold's, perhaps by a record that has left Kafka.
+    :param wrong: the wrong rows in the order of partition and offset, at most `MOST_ROWS`.
+    :param left_out: the number of further wrong rows.
+    :param rows: the number of the table's rows by partition.
+    :param unseen: the number of unseen rows by partition.
+    :param unseen_gone: the number of the fold's rows that the table lacks, perhaps since a deletion has left Kafka.
+    :param unseen_values: the number of rows whose values differ, perhaps since a record has left Kafka.
     """
 
     wrong: list[WrongRow] = field(default_factory=list)

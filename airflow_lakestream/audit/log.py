@@ -1,6 +1,6 @@
-"""Records of the landed ranges still readable in Kafka, and a ledger made from these and a table's rows.
+"""Records of landed ranges that Kafka still has; and a ledger rebuilt from such records and a table's rows.
 
-The ledger is made after the metadata with the landings is gone.
+A ledger is rebuilt if the metadata with the landings is gone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from airflow_lakestream.core.ports import OffsetsGone, RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
-# Reading a small hole costs less than the further consumer that each further range of a partition needs.
+# The greatest hole, in offsets, that is read: that costs less than a further consumer for a further range.
 _BRIDGE = 100_000
+# Attempts to read a log whose first offsets retention removes meanwhile.
 _TRIES = 10
 
 
@@ -56,25 +57,27 @@ def read_log(
 
     Raises the errors of source and reader, too.
     """
-    done, damaged = RangeSet(), RangeSet()
-    found: LogRecords | None = None
+    read_ranges, damaged = RangeSet(), RangeSet()
+    records: LogRecords | None = None
     tries = 0
     while True:
         state = source.look()
         topic = state.identity.topic
-        found = found or LogRecords(state.identity)
-        landed = landed_of(found.identity)
-        # Watermarks of each attempt: `left` are the landed ranges that the log still has.
-        left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
+        records = records or LogRecords(state.identity)
+        landed = landed_of(records.identity)
+        # The landed ranges that the log still has, by the watermarks of this attempt.
+        left = landed & union(
+            RangeSet.of(topic, partition, marks.low, marks.end) for partition, marks in state.marks.items()
+        )
         try:
-            for chunk in reader.read(Plan(state, RangeSet(bridge_holes(left - done)) - damaged), stop):
+            for chunk in reader.read(Plan(state, RangeSet(bridge_holes(left - read_ranges)) - damaged), stop):
                 covers = chunk.covers
-                found.readable.setdefault((topic, covers.partition), OffsetTally()).add_offsets(chunk.batch.offsets)
-                done |= RangeSet([covers])
+                records.readable.setdefault((topic, covers.partition), OffsetTally()).add_offsets(chunk.batch.offsets)
+                read_ranges |= RangeSet([covers])
             if stop.is_set():
                 raise AuditStopped
-            found.shown, found.damaged = done & landed, damaged & landed
-            return found
+            records.shown, records.damaged = read_ranges & landed, damaged & landed
+            return records
         except DamagedBatch as e:
             damaged |= e.ranges
         except OffsetsGone:
@@ -89,20 +92,21 @@ def bridge_holes(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     A reader of the joined ranges also reads the records in the hole: the caller ignores them.
     """
     last: OffsetRange | None = None
-    for r in ranges:
-        if last is not None and _are_near(last, r):
-            last = OffsetRange(r.topic, r.partition, last.from_offset, r.until_offset)
+    for current in ranges:
+        if last is not None and _are_near(last, current):
+            last = OffsetRange(current.topic, current.partition, last.from_offset, current.until_offset)
             continue
         if last is not None:
             yield last
-        last = r
+        last = current
     if last is not None:
         yield last
 
 
 def _are_near(first: OffsetRange, second: OffsetRange) -> bool:
-    same = (first.topic, first.partition) == (second.topic, second.partition)
-    return same and second.from_offset - first.until_offset <= _BRIDGE
+    """Return whether two ranges are of one partition, with a hole of at most `_BRIDGE` offsets between them."""
+    in_one_partition = (first.topic, first.partition) == (second.topic, second.partition)
+    return in_one_partition and second.from_offset - first.until_offset <= _BRIDGE
 
 
 _NOTHING = RangeSet()
@@ -135,9 +139,10 @@ def rebuild_topic(
     stop: threading.Event,
     claimed: RangeSet = _NOTHING,
 ) -> RebuiltEntry:
-    """Return a topic's ledger entry, rebuilt from the rows, without `others`, the offsets landed by other groups.
+    """Return a topic's ledger entry, rebuilt from the rows.
 
     :param rows: the table's rows by position; other topics are ignored.
+    :param others: the offsets landed by other groups, which are left out.
     :param claimed: offsets that another tool has read: they count as landed if Kafka shows no record, even outside the
         rows' first and last offsets.
 
@@ -145,16 +150,17 @@ def rebuild_topic(
     with a record in Kafka and no row is not landed. Raises CannotRebuild if the rows go beyond the end of the log, and
     the errors of source and reader.
     """
-    found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
+    tallies = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
     with_rows = RangeSet(
-        OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals()
+        OffsetRange(*key, start, end) for key, tally in tallies.items() for start, end in tally.intervals()
     )
-    own = with_rows - others
+    own_ranges = with_rows - others
     # Offsets to decide by Kafka's records: left if there is a record, lost if the log begins above, otherwise landed.
-    holes = (own.gaps() | claimed) - own - others
+    holes = (own_ranges.gaps() | claimed) - own_ranges - others
     log = read_log(lambda _: holes, source, reader, stop)
     state = source.look()
-    for partition, intervals in ((p, own.intervals(topic, p)) for _, p in own.partitions):
+    for _, partition in own_ranges.partitions:
+        intervals = own_ranges.intervals(topic, partition)
         marks = state.marks.get(partition)
         if marks is None or marks.end < intervals[-1][1]:
             raise CannotRebuild(
@@ -166,15 +172,15 @@ def rebuild_topic(
         OffsetRange(*key, start, end) for key, tally in log.readable.items() for start, end in tally.intervals()
     )
     left = holes & records
-    low = union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
-    lost = holes & low
+    below_log = union(RangeSet.of(topic, partition, 0, marks.low) for partition, marks in state.marks.items())
+    lost = holes & below_log
     # The group begins at its first row; in a partition without rows, at the beginning of the log.
-    origin = {p: marks.low for p, marks in state.marks.items()}
-    origin |= {partition: own.intervals(topic, partition)[0][0] for _, partition in own.partitions}
+    origin = {partition: marks.low for partition, marks in state.marks.items()}
+    origin |= {partition: own_ranges.intervals(topic, partition)[0][0] for _, partition in own_ranges.partitions}
     entry = TopicEntry(
-        landed=own | (holes - left - lost),
+        landed=own_ranges | (holes - left - lost),
         lost=lost,
-        counts=Counts(read=own.width, written=own.width),
+        counts=Counts(read=own_ranges.width, written=own_ranges.width),
         origin=origin,
     )
     return RebuiltEntry(log.identity, entry, left)

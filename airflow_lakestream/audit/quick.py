@@ -36,9 +36,9 @@ def look_at_files(result: AuditResult, ledgers: TableLedgers, files: TableFiles,
 
 
 def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: TableFiles) -> tuple[TableFiles, set[str]]:
-    """Return the files without files of another tool, and the paths of files that may have rows of both.
+    """Return the files without another tool's files, and the paths of mixed files, which may have rows of both.
 
-    A file is another tool's if all its rows are below the offset at which the group began. Notes go to the result.
+    A file is another tool's if all its rows are below the origin, where the group began. Notes are added to the result.
     """
     fates = [(file, _fate(file, ledgers)) for file in files.data]
     if rows := sum(file.rows for file, fate in fates if fate is RowFate.OUTSIDE):
@@ -53,25 +53,25 @@ def _without_rows_before(result: AuditResult, ledgers: TableLedgers, files: Tabl
 
 
 def _fate(file: FileFacts, ledgers: TableLedgers) -> RowFate | None:
-    """Return the fate of a file's rows regarding the group's landings, or None if the rows may differ.
+    """Return whether a file's rows are accounted for by a ledger or another tool's; None if the file may have both.
 
-    Rows that can't be below the group's beginning count as accounted, even if no ledger has them: `_check_bounds`
-    reports these. Rows below the beginning without a ledger are another tool's.
+    Rows that can't be below the group's origin count as accounted for, even if no ledger has them: `_check_bounds`
+    reports them. Rows below the origin that no ledger has are another tool's.
     """
     before = {topic: ledgers.before(topic) for topic in file.topics(ledgers.topics)}
-    may_be = any(
+    may_be_below = any(
         overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
         for ranges in before.values()
         for key in ranges.partitions
         if file.partition is None or file.partition[0] <= key[1] <= file.partition[1]
     )
-    if not may_be or file.nulls == file.rows:
+    if not may_be_below or file.nulls == file.rows:
         return RowFate.ACCOUNTED
     topic = only_topic(file, ledgers)
     if topic is None or file.bounds is None or not file.has_positions or file.nulls:
         return None
-    asked = ForeignRowQuery(topic, ledgers.landed_by_anyone(topic), ledgers.own_entry(topic).origin)
-    return asked.fate(*file.bounds)
+    query = ForeignRowQuery(topic, ledgers.landed_by_anyone(topic), ledgers.own_entry(topic).origin)
+    return query.fate(*file.bounds)
 
 
 def look_at_rejects(result: AuditResult, ledgers: TableLedgers, files: TableFiles | None) -> None:
@@ -82,20 +82,20 @@ def look_at_rejects(result: AuditResult, ledgers: TableLedgers, files: TableFile
 
     :param files: the files of the reject table; None without a reject table.
     """
-    expected, found = ledgers.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
+    expected, records = ledgers.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
     if files is not None and files.deletes and expected:
         result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
-    elif found < expected:
-        result.counts.append(rejected_count("all topics and groups", expected, found))
-    elif found > expected:
+    elif records < expected:
+        result.counts.append(rejected_count("all topics and groups", expected, records))
+    elif records > expected:
         # Records of landings under way, rolled back or failed: only the ids in the rows show which records count.
-        result.notes.append(f"the reject table has {found} records, of which {expected} count; --full shows which.")
+        result.notes.append(f"the reject table has {records} records, of which {expected} count; --full shows which.")
 
 
 def _count(result: AuditResult, ledgers: TableLedgers, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
     """Compare the number of rows with the ledgers, by topic, or for the whole table if a file may have several topics.
 
-    :param mixed: paths of files of which any number of rows may be another tool's: see `_found`.
+    :param mixed: the paths of mixed files, see `_without_rows_before`.
     """
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
@@ -109,21 +109,25 @@ def _count(result: AuditResult, ledgers: TableLedgers, files: TableFiles, mixed:
     if any(topic is None for _, topic in landed):
         # With files of several topics, only the whole table can be counted.
         expected = ledgers.counts().written
-        found = _found([file for file, _ in landed], mixed, expected)
-        result.counts.append(CountComparison("all topics and groups", expected, found))
+        rows = _landed_rows([file for file, _ in landed], mixed, expected)
+        result.counts.append(CountComparison("all topics and groups", expected, rows))
         return
     for topic in topics:
         expected = ledgers.counts(topic).written
-        found = _found([file for file, file_topic in landed if file_topic == topic], mixed, expected)
-        result.counts.append(CountComparison(topic, expected, found, topic))
+        rows = _landed_rows([file for file, file_topic in landed if file_topic == topic], mixed, expected)
+        result.counts.append(CountComparison(topic, expected, rows, topic))
 
 
-# The possible number closest to `expected`: of the rows in mixed files, none to all may be landed rows.
-def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
-    rows = {True: 0, False: 0}
+def _landed_rows(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
+    """Return the possible number of landed rows closest to `expected`: in mixed files, none to all rows are landed."""
+    certain = perhaps = 0
     for file in files:
-        rows[file.path in mixed] += file.rows - (file.nulls or 0)
-    return min(max(expected, rows[False]), rows[False] + rows[True])
+        rows = file.rows - (file.nulls or 0)
+        if file.path in mixed:
+            perhaps += rows
+        else:
+            certain += rows
+    return min(max(expected, certain), certain + perhaps)
 
 
 def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles, topics: list[str]) -> None:
@@ -134,32 +138,32 @@ def _check_bounds(result: AuditResult, ledgers: TableLedgers, files: TableFiles,
     """
     certain: dict[PartitionKey, OffsetTally] = {}
     impossible: dict[PartitionKey, ImpossibleRows] = {}
-    blank = 0
+    without_bounds = 0
     for file in files.data:
         if file.partly:
             result.findings.append(
                 f"unexpected: {file.path} has {file.partly} rows or more that lack a part of their position"
             )
         if file.bounds is None:
-            blank += file.nulls != file.rows
+            without_bounds += file.nulls != file.rows
             continue
         partition, offset = file.bounds
         if (topic := only_topic(file, ledgers)) is not None and partition[0] == partition[1]:
             key = topic, partition[0]
-            _take(certain.setdefault(key, OffsetTally()), file, partition[0], offset)
-            if (found := _impossible_rows(file, partition[0], offset)) is not None:
-                impossible[key] = impossible[key] + found if key in impossible else found
+            _count_certain(certain.setdefault(key, OffsetTally()), file, partition[0], offset)
+            if (impossible_rows := _impossible_rows(file, partition[0], offset)) is not None:
+                impossible[key] = impossible[key] + impossible_rows if key in impossible else impossible_rows
         else:
             result.findings += _outside(file, partition, offset, ledgers)
-    if blank:
-        result.notes.append(f"{blank} data files have no bounds: their rows were counted, but not placed.")
+    if without_bounds:
+        result.notes.append(f"{without_bounds} data files have no bounds: their rows were counted, but not placed.")
     for key in sorted({*certain, *ledgers.partitions(topics)}):
         if key[0] in topics:
             facts = PartitionFacts(*key, allowed=ledgers.allowed(key), rows=certain.get(key, OffsetTally()))
             result.partitions.append(replace(judge_partition(ledgers.complete(facts)), impossible=impossible.get(key)))
 
 
-def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:
+def _count_certain(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:
     """Count the rows certain from the statistics: all if the file is dense, otherwise only the rows at the bounds."""
     low, high = bounds
     if partition < 0:
@@ -173,9 +177,9 @@ def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) 
 
 
 def _impossible_rows(file: FileFacts, partition: int, bounds: Interval) -> ImpossibleRows | None:
-    """Return the rows of a single-partition file at impossible positions, or None if the bounds are possible.
+    """Return the rows of a file of one partition at impossible positions, or None if the bounds are possible.
 
-    The topic is left empty. With a possible partition, only the rows at impossible bounds are counted.
+    The result has an empty topic. With a possible partition, only the rows at impossible bounds are counted.
     """
     if file.has_positions:
         return None
@@ -192,14 +196,14 @@ def _outside(file: FileFacts, partitions: Interval, bounds: Interval, ledgers: T
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
         return
     # Rows below the group's beginning are another tool's, and no damage.
-    landed = [r for topic in candidates for r in ledgers.landed_by_anyone(topic) | ledgers.before(topic)]
+    landed = [ranges for topic in candidates for ranges in ledgers.landed_by_anyone(topic) | ledgers.before(topic)]
     for partition in sorted(set(partitions)):
-        if not any(r.partition == partition for r in landed):
+        if not any(ranges.partition == partition for ranges in landed):
             yield f"{file.path}: rows of partition {partition} of {', '.join(candidates)}, which no group's ledger has"
     first, last = partitions
-    within = [r for r in landed if first <= r.partition <= last]
+    within = [ranges for ranges in landed if first <= ranges.partition <= last]
     for offset in sorted(set(bounds)):
-        if not any(r.from_offset <= offset < r.until_offset for r in within):
+        if not any(ranges.from_offset <= offset < ranges.until_offset for ranges in within):
             yield (
                 f"{file.path}: a row at offset {offset}, which no group's ledger has for {', '.join(candidates)}, "
                 f"partitions {first} to {last}"

@@ -13,9 +13,10 @@ from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.iceberg.upkeep.narrow_bounds import WrongBounds
 
-# More ranges help nobody in a terminal; `--json` has them all.
+# The number of ranges in a line of text; `--json` has all ranges.
 _SHOWN = 10
 
+# Texts about the extent of an audit by offset, by whether the audit is full.
 SEES = {
     True: "full: every row's topic, partition and offset against every record that Kafka still shows.",
     False: (
@@ -26,7 +27,7 @@ SEES = {
     ),
 }
 
-# The same of a table by key.
+# Texts about the extent of an audit of a table by key, by whether the audit is full.
 SEES_BY_KEY = {
     True: "full: every row against the topic, folded by key from the records that Kafka still shows.",
     False: "quick: files that are gone or have another size than in the metadata; no row was read. --full reads rows.",
@@ -48,7 +49,7 @@ class AuditVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CountComparison:
-    """A count by the ledgers (written, minus rows deleted on purpose) and the count found in the table.
+    """A count by the ledgers (written rows, minus rows deleted on purpose), and the count in the table.
 
     `what` names the counted part. `topic` is None for a count of the whole table, and for a unit other than rows.
     """
@@ -166,7 +167,7 @@ _DONE = {
 
 @dataclass
 class AuditResult:
-    """Verdict on a table and group, with reasons.
+    """Verdict on a table and a consumer group, with reasons.
 
     `counts` are compared with the ledger; `by_count` are numbers of records whose offsets no ledger has. `lost_files`
     are data files that are gone or cut; `wrong_bounds` are files with values that filters skip, of the table and of its
@@ -207,7 +208,7 @@ class AuditResult:
     @property
     def damages(self) -> list[str]:
         """All damage as sentences, the worst first."""
-        lost = [one.text for one in self.lost_files]
+        lost = [file.text for file in self.lost_files]
         of_partitions = [line for audit in self.partitions for line in _damages(audit)]
         counts = filter(None, (count.problem for count in self.counts))
         return [*lost, *of_partitions, *counts, *self.findings, *self.narrow]
@@ -215,22 +216,22 @@ class AuditResult:
     @property
     def narrow(self) -> list[str]:
         """The files with wrong bounds as sentences, of the table and of its reject table."""
-        rejects = (f"reject table: {one.text}" for one in self.wrong_bounds_of_rejects)
-        return [*(one.text for one in self.wrong_bounds), *rejects]
+        rejects = (f"reject table: {file.text}" for file in self.wrong_bounds_of_rejects)
+        return [*(file.text for file in self.wrong_bounds), *rejects]
 
     def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
-        """Add the lost files to the result; return whether the rows can still be audited.
+        """Add lost files to the result; return whether the rows can still be audited.
 
-        The result is False, and blind, if delete files or files of the reject table are lost: then it is unknown which
-        rows exist, and which records are rejected.
+        They can't, and the result becomes blind, if delete files or files of the reject table are lost: then it is
+        unknown which rows exist, and which records are rejected.
 
         :param lost: lost files of the table.
         :param of_rejects: lost files of the reject table.
         """
         rejects = list(of_rejects)
-        deletes = [one for one in lost if not one.is_data]
-        self.lost_files += [one for one in lost if one.is_data]
-        self.findings += [*(one.text for one in deletes), *(f"reject table: {one.text}" for one in rejects)]
+        deletes = [file for file in lost if not file.is_data]
+        self.lost_files += [file for file in lost if file.is_data]
+        self.findings += [*(file.text for file in deletes), *(f"reject table: {file.text}" for file in rejects)]
         if deletes or rejects:
             self.blind.append(
                 "which rows exist, and which records are rejected, is unknown without "
@@ -258,13 +259,13 @@ class AuditResult:
             "partitions": [
                 _partition_to_dict(audit, most_ranges, self.is_full, self.by_key) for audit in self.partitions
             ],
-            **({"wrong_rows": [one.to_dict() for one in self.wrong[:most_ranges]]} if self.by_key else {}),
-            "counts": [{"of": c.what, "expected": c.expected, "found": c.found} for c in self.counts],
+            **({"wrong_rows": [finding.to_dict() for finding in self.wrong[:most_ranges]]} if self.by_key else {}),
+            "counts": [{"of": count.what, "expected": count.expected, "found": count.found} for count in self.counts],
             "not_verifiable_by_count": [
-                {"topic": c.topic, "skipped": c.skipped, "filtered": c.filtered} for c in self.by_count
+                {"topic": count.topic, "skipped": count.skipped, "filtered": count.filtered} for count in self.by_count
             ],
             "not_verifiable_made": self.made,
-            "lost_files": [one.to_dict() for one in self.lost_files],
+            "lost_files": [finding.to_dict() for finding in self.lost_files],
             "wrong_bounds": self.narrow,
             "findings": self.findings,
             "could_not_look": self.blind,
@@ -288,21 +289,21 @@ class AuditResult:
         for audit in self.partitions:
             yield f"  {audit.topic}[{audit.partition}]: {_summary(audit, self.is_full)}"
             yield from (f"    {line}" for line in _damages(audit, with_place=False))
-            wrong = [one.text for one in self.wrong if one.partition == audit.partition]
+            wrong = [finding.text for finding in self.wrong if finding.partition == audit.partition]
             yield from (f"    {line}" for line in wrong[:_SHOWN])
             yield from (f"    {line}" for line in _unverified_lines(audit, self.is_full))
         for title, lines in (
-            ("damage", [one.text for one in self.lost_files]),
+            ("damage", [finding.text for finding in self.lost_files]),
             ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings, *self.narrow]),
             ("could not look", self.blind),
-            ("not verifiable", [*(one.text for one in self.by_count), *self.made]),
+            ("not verifiable", [*(finding.text for finding in self.by_count), *self.made]),
             ("note", self.notes),
         ):
             yield from (f"  {title}: {line}" for line in lines)
 
 
-# A quick audit counts rows by topic at most, so it has no numbers for a partition.
 def _summary(audit: PartitionAudit, is_full: bool) -> str:
+    """Return a partition's state in words; with numbers only for a full audit, since a quick one counts by topic."""
     state = "damage" if audit.is_damaged else "ok"
     if not is_full:
         return state
@@ -312,6 +313,7 @@ def _summary(audit: PartitionAudit, is_full: bool) -> str:
 
 
 def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
+    """Return the damage of a partition as sentences, which name topic and partition if `with_place`."""
     place = f"{audit.topic}[{audit.partition}] " if with_place else ""
     lines = []
     if audit.missing:
@@ -319,7 +321,7 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     if audit.different:
         lines.append(f"{place}different: {_text(audit.different)}")
     if audit.doubled:
-        texts = [f"[{d.from_offset},{d.until_offset}) x{d.times}" for d in audit.doubled]
+        texts = [f"[{doubled.from_offset},{doubled.until_offset}) x{doubled.times}" for doubled in audit.doubled]
         lines.append(f"{place}doubled: {shown(texts, _SHOWN)}")
     if audit.both:
         lines.append(f"{place}a row, and rejected as well: {_text(audit.both)}")
@@ -334,8 +336,8 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     return lines
 
 
-# Lines about ranges without a verdict: receipts, and, in a full audit, offsets that it could not verify.
 def _unverified_lines(audit: PartitionAudit, is_full: bool) -> list[str]:
+    """Return lines about ranges without a verdict: receipts, and for a full audit offsets that it could not verify."""
     named = [("lost to retention, by receipt", audit.lost), ("deleted on purpose, by receipt", audit.forgotten)]
     if is_full:
         named.append(
@@ -351,9 +353,9 @@ def _text(ranges: RangeSet) -> str:
     return shown([f"[{r.from_offset},{r.until_offset})" for r in ranges], _SHOWN)
 
 
-def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool, by_key: bool) -> dict[str, Any]:
+def _partition_to_dict(audit: PartitionAudit, most_ranges: int | None, is_full: bool, by_key: bool) -> dict[str, Any]:
     ranges: dict[str, list[list[int]]] = {
-        "doubled": [[d.from_offset, d.until_offset, d.times] for d in audit.doubled],
+        "doubled": [[doubled.from_offset, doubled.until_offset, doubled.times] for doubled in audit.doubled],
         "unexpected": [*_pairs(audit.unexpected), *_impossible_pairs(audit)],
         "lost": _pairs(audit.lost),
         "forgotten": _pairs(audit.forgotten),
@@ -367,14 +369,18 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool, b
         }
     if by_key:
         ranges["different"] = _pairs(audit.different)
-    cut = {name: len(found) - most for name, found in ranges.items() if most is not None and len(found) > most}
+    left_out = {
+        name: len(pairs) - most_ranges
+        for name, pairs in ranges.items()
+        if most_ranges is not None and len(pairs) > most_ranges
+    }
     return {
         "topic": audit.topic,
         "partition": audit.partition,
         **(_numbers(audit) if is_full else {}),
         **({"rows_unseen": audit.rows_unseen} if by_key and is_full else {}),
-        **{name: found[:most] for name, found in ranges.items()},
-        **({"ranges_left_out": cut} if cut else {}),
+        **{name: pairs[:most_ranges] for name, pairs in ranges.items()},
+        **({"ranges_left_out": left_out} if left_out else {}),
     }
 
 

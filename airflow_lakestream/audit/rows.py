@@ -71,11 +71,11 @@ class RowPositions:
 
         A pyarrow Table may have more columns than topic, partition and offset; a RecordBatch has only these.
         """
-        found = cls()
+        positions = cls()
         for part in parts:
             for batch in part.select(COORDINATES).to_batches() if isinstance(part, pa.Table) else [part]:
-                found.add(batch)
-        return found
+                positions.add(batch)
+        return positions
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Count the rows of a batch that has only the columns topic, partition and offset.
@@ -84,35 +84,37 @@ class RowPositions:
         """
         complete = batch.drop_null()
         if len(complete) < len(batch):
-            self._take_lacking(batch)
+            self._count_lacking(batch)
         if not _are_positions(complete):
             is_position = _is_position(complete)
-            self._take_impossible(complete.filter(pc.invert(is_position)))
+            self._count_impossible(complete.filter(pc.invert(is_position)))
             complete = complete.filter(is_position)
         for topic, of_topic in _split(complete, TOPIC):
             for partition, rows in _split(of_topic, PARTITION):
                 offsets = rows.column(OFFSET).cast(pa.int64())
                 self.tallies.setdefault((str(topic), int(str(partition))), OffsetTally()).add_offsets(offsets)
 
-    def _take_lacking(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def _count_lacking(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Count the rows of a batch without a position, and those with a part of a position."""
         nulls = [pc.is_null(batch.column(name)) for name in COORDINATES]
-        none = pc.and_(pc.and_(nulls[0], nulls[1]), nulls[2])
-        some = pc.and_(pc.or_(pc.or_(nulls[0], nulls[1]), nulls[2]), pc.invert(none))
-        self.without_position += pc.sum(none).as_py()
-        self._take_impossible(batch.filter(some))
+        lacks_all = pc.and_(pc.and_(nulls[0], nulls[1]), nulls[2])
+        lacks_part = pc.and_(pc.or_(pc.or_(nulls[0], nulls[1]), nulls[2]), pc.invert(lacks_all))
+        self.without_position += pc.sum(lacks_all).as_py()
+        self._count_impossible(batch.filter(lacks_part))
 
-    def _take_impossible(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def _count_impossible(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Count rows that all have an impossible position."""
         columns = zip(COORDINATES, (pa.string(), pa.int64(), pa.int64()), strict=True)
         rows = pa.table({name: batch.column(name).cast(kind) for name, kind in columns})
         by_key = rows.group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "min"), (OFFSET, "max"), ([], "count_all")])
-        for one in by_key.to_pylist():
-            low, high = one[f"{OFFSET}_min"], one[f"{OFFSET}_max"]
-            self.add_impossible(ImpossibleRows(one[TOPIC], one[PARTITION], low, high, one["count_all"]))
+        for group in by_key.to_pylist():
+            low, high = group[f"{OFFSET}_min"], group[f"{OFFSET}_max"]
+            self.add_impossible(ImpossibleRows(group[TOPIC], group[PARTITION], low, high, group["count_all"]))
 
-    def add_impossible(self, found: ImpossibleRows) -> None:
+    def add_impossible(self, rows: ImpossibleRows) -> None:
         """Count rows with an impossible position."""
-        before = self._impossible.get(found.key)
-        self._impossible[found.key] = found if before is None else before + found
+        before = self._impossible.get(rows.key)
+        self._impossible[rows.key] = rows if before is None else before + rows
 
 
 def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:
@@ -151,21 +153,24 @@ def count_rows(
 def _rows(
     table: Table, snapshot_id: int, topic: str | None, without: Collection[str], columns: PositionColumns
 ) -> Iterator[pa.RecordBatch | pa.Table]:
+    """Yield the positions of a snapshot's rows; see `count_rows`."""
     # Topic names contain no quotes.
-    where = AlwaysTrue() if topic is None or not columns.is_own else f"{TOPIC} == '{topic}'"
+    row_filter = AlwaysTrue() if topic is None or not columns.is_own else f"{TOPIC} == '{topic}'"
     selected = tuple(columns.paths.values())
-    scan = table.scan(row_filter=where, selected_fields=selected, snapshot_id=snapshot_id)
+    scan = table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
         # PyIceberg's error for delete files that it can't apply: no damage, but nothing can be counted.
         raise UnreadableRows(".".join(table.name()), e) from e
     # Topics repeat, so read them as a dictionary; Arrow can't read a dictionary within a struct.
-    texts = (TOPIC,) if columns.is_own else ()
-    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=texts)
+    dictionaries = (TOPIC,) if columns.is_own else ()
+    arrow_scan = ArrowScan(
+        table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=dictionaries
+    )
     for task in (task for task in tasks if task.file.file_path not in without):
         # One file at a time: given all, PyIceberg reads ahead without a bound.
-        for batch in reading.to_record_batches([task]):
+        for batch in arrow_scan.to_record_batches([task]):
             yield batch if columns.is_own else columns.of(batch)
 
 
@@ -179,7 +184,7 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
             rows for group in groups for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE)
         )
     except (ValueError, NotImplementedError) as e:
-        # As above: delete files that PyIceberg can't apply.
+        # PyIceberg's error for delete files that it can't apply.
         raise UnreadableRows(".".join(rejects.name()), e) from e
 
 
@@ -192,9 +197,10 @@ def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:
 
 
 def _is_position(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return a mask of the rows with a possible partition and offset."""
     offsets = rows.column(OFFSET)
-    there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, pa.scalar(OFFSETS_END, pa.int64())))
-    return pc.and_(there, pc.greater_equal(rows.column(PARTITION), 0))
+    is_offset = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, pa.scalar(OFFSETS_END, pa.int64())))
+    return pc.and_(is_offset, pc.greater_equal(rows.column(PARTITION), 0))
 
 
 def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordBatch]]:
@@ -210,7 +216,7 @@ def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordB
 
 @dataclass
 class AdoptedRows:
-    """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`).
+    """Adopted offset ranges whose rows an audit can read (`ranges`), and the counts of these rows (`tallies`).
 
     Rows count only if the adoption's receipt names the columns with the rows' positions.
     """
@@ -233,7 +239,7 @@ class AdoptedRows:
         :param properties: the table's properties, with the receipts.
         :param count: counts the table's rows by the positions in the given columns.
         """
-        found = cls()
+        adopted = cls()
         for group, identity, entry in ledgers.entries():
             for receipt in receipts(properties, group):
                 ranges = receipt.verifiable & entry.adopted
@@ -241,8 +247,8 @@ class AdoptedRows:
                     continue
                 columns = PositionColumns.of_paths(receipt.columns, receipt.topic)
                 if not columns.missing(schema):
-                    found._take(ranges, count(columns))
-        return found
+                    adopted._add(ranges, count(columns))
+        return adopted
 
     def within(self, key: PartitionKey) -> OffsetTally:
         """Return the row count of each adopted offset of a partition; empty if the partition has none."""
@@ -254,15 +260,16 @@ class AdoptedRows:
         The ledger's counts leave adopted offsets out. Before a comparison, subtract the first number from the rows that
         the audit has found, and the second from the rows that it misses.
         """
-        with_row = lacking = 0
-        for one in audits:
-            key = one.topic, one.partition
+        with_row = without_row = 0
+        for audit in audits:
+            key = audit.topic, audit.partition
             intervals = self.within(key).intervals()
             with_row += sum(end - start for start, end in intervals)
-            lacking += (one.missing & self.ranges.of_partition(*key)).width
-        return with_row, lacking
+            without_row += (audit.missing & self.ranges.of_partition(*key)).width
+        return with_row, without_row
 
-    def _take(self, ranges: RangeSet, rows: RowPositions) -> None:
+    def _add(self, ranges: RangeSet, rows: RowPositions) -> None:
+        """Add adopted ranges, with those of the rows that are in the ranges."""
         for key in ranges.partitions:
             tally = rows.tallies.get(key, OffsetTally())
             for start, end in ranges.intervals(*key):
@@ -275,10 +282,12 @@ def adopted_lines(ledgers: TableLedgers, properties: Mapping[str, str], verified
 
     :param verified: adopted offsets whose rows were looked for in columns of the other tool; the lines leave them out.
     """
-    found = []
+    lines = []
     for group, identity, entry in ledgers.entries():
         if ranges := entry.adopted - verified:
-            by = shown([str(one) for one in receipts(properties, group) if one.topic == identity.topic], 3, "tools")
-            text = shown([str(one) for one in ranges], 10)
-            found.append(f"{text}: adopted {by or 'from another tool'}; no row proves it")
-    return found
+            tools = shown(
+                [str(receipt) for receipt in receipts(properties, group) if receipt.topic == identity.topic], 3, "tools"
+            )
+            text = shown([str(offsets) for offsets in ranges], 10)
+            lines.append(f"{text}: adopted {tools or 'from another tool'}; no row proves it")
+    return lines

@@ -67,13 +67,12 @@ def judge_topic(
     """
     audits = []
     impossible = {
-        (one.topic, one.partition): one
-        for one in rows.impossible
-        if one.topic is not None and one.partition is not None
+        (group.topic, group.partition): group
+        for group in rows.impossible
+        if group.topic is not None and group.partition is not None
     }
-    for key in sorted(
-        {*ledgers.partitions([topic]), *(key for key in (*rows.tallies, *impossible) if key[0] == topic)}
-    ):
+    with_rows = {key for key in (*rows.tallies, *impossible) if key[0] == topic}
+    for key in sorted({*ledgers.partitions([topic]), *with_rows}):
         facts = PartitionFacts(
             *key,
             allowed=ledgers.allowed(key),
@@ -103,32 +102,32 @@ def _count(
     """
     counts = ledgers.counts(topic)
     # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
-    passed = counts.skipped + counts.filtered
+    without_row = counts.skipped + counts.filtered
     # The ledger counts no rows of other tools.
     adopted_rows, adopted_missing = adopted.counted(audits)
     missing = sum(audit.rows_missing for audit in audits) - adopted_missing
-    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - adopted_rows
+    rows = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - adopted_rows
     rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
     if counts.rejected or rejected:
         result.counts.append(rejected_count(topic, counts.rejected, rejected))
     # The missing ranges explain a part of a difference: only the remainder is reported as a wrong count.
-    if not passed:
+    if not without_row:
         unit = "rows and rejected records" if counts.rejected else "rows"
         expected = counts.written + counts.rejected
-        beyond = f"{topic}, beyond the ranges named"
-        result.counts.append(CountComparison(beyond, expected, found + rejected + missing, topic, unit))
+        part = f"{topic}, beyond the ranges named"
+        result.counts.append(CountComparison(part, expected, rows + rejected + missing, topic, unit))
         return audits
-    result.counts.append(CountComparison(topic, counts.written, found, topic))
-    lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
+    result.counts.append(CountComparison(topic, counts.written, rows, topic))
+    missing_by_count = max(0, counts.written - rows) + max(0, counts.rejected - rejected)
     # The least number of missing records: by the counts, or by the offsets that skipped and filtered records can't
     # explain.
-    certain = max(lacking, missing - passed)
-    if missing and not certain:
+    certainly_missing = max(missing_by_count, missing - without_row)
+    if missing and not certainly_missing:
         return [_perhaps_filtered(audit, adopted.ranges) for audit in audits]
     if missing:
         result.notes.append(
-            f"{topic}: up to {passed} of the offsets called missing were skipped or filtered; {certain} records are "
-            "certainly missing."
+            f"{topic}: up to {without_row} of the offsets called missing were skipped or filtered; "
+            f"{certainly_missing} records are certainly missing."
         )
     return audits
 
@@ -138,9 +137,11 @@ def _perhaps_filtered(audit: PartitionAudit, adopted: RangeSet) -> PartitionAudi
 
     :param adopted: adopted offsets. They stay missing, since no landing skipped or filtered their records.
     """
-    certain = audit.missing & adopted
-    unknown = audit.not_verifiable | (audit.missing - adopted)
-    return replace(audit, missing=certain, rows_missing=certain.width, not_verifiable=unknown)
+    certainly_missing = audit.missing & adopted
+    not_verifiable = audit.not_verifiable | (audit.missing - adopted)
+    return replace(
+        audit, missing=certainly_missing, rows_missing=certainly_missing.width, not_verifiable=not_verifiable
+    )
 
 
 Loaded = TypeVar("Loaded")
@@ -159,7 +160,7 @@ class TableMissing(LakestreamError, Terminal):
 
 def near_table(catalog: Catalog, table: str) -> str:
     """Return a question for the nearest table of a missing table's namespace, or an empty text."""
-    # Only an error gets better by it, so that no failure may replace that error.
+    # The text only completes an error, and a failure here must not replace that error.
     with suppress(Exception):
         names = (name for *_, name in catalog.list_tables(catalog.namespace_from(table)) if not name.endswith(BESIDE))
         if near := nearest(table.rpartition(".")[2], names):
@@ -172,7 +173,7 @@ class Audit:
     """Configuration of an audit, validated on construction. Raises InvalidArgument.
 
     :param topic: one topic of the group's ledger; None for all.
-    :param full: read every position of the rows and of the topic, instead of only the files' statistics.
+    :param full: whether every position of the rows and of the topic is read, not only the files' statistics.
     :param kafka: librdkafka's configuration; a quick audit does not use Kafka.
     :param where: name of the Kafka connection for errors.
     :param poll_timeout: seconds without data after which the reading of a partition fails with StalledPartition.
@@ -220,14 +221,14 @@ class Audit:
         files = table_files(table, head)
         reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
 
-        def lost_of(one: Table, files_of_one: TableFiles) -> list[LostFile]:
-            return find_lost(".".join(one.name()), files_of_one, lambda path: len(one.io.new_input(path)), ledgers)
+        def lost_of(table: Table, files: TableFiles) -> list[LostFile]:
+            return find_lost(".".join(table.name()), files, lambda path: len(table.io.new_input(path)), ledgers)
 
         if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
-        without = [one.path for one in result.lost_files]
+        lost_paths = [file.path for file in result.lost_files]
         try:
-            result.wrong_bounds += wrong_bounds(table, head, without)
+            result.wrong_bounds += wrong_bounds(table, head, lost_paths)
             if rejects is not None:
                 result.wrong_bounds_of_rejects += wrong_bounds(rejects, ledger_store.head_of(rejects.metadata))
         except OSError as e:
@@ -237,12 +238,12 @@ class Audit:
             ledgers,
             table.schema().as_arrow(),
             table.metadata.properties,
-            lambda columns: count_rows(table, result.snapshot_id, without=without, columns=columns),
+            lambda columns: count_rows(table, result.snapshot_id, without=lost_paths, columns=columns),
         )
         if not has_positions and not adopted.ranges:
             look_at_rejects(result, ledgers, None if rejects is None else reject_files)
         elif self.full:
-            rows = count_rows(table, result.snapshot_id, self.topic, without) if has_positions else RowPositions()
+            rows = count_rows(table, result.snapshot_id, self.topic, lost_paths) if has_positions else RowPositions()
             rejected = (
                 RowPositions() if rejects is None else count_rejected(rejects, table, ledgers.ledgers, self.topic)
             )
@@ -263,21 +264,21 @@ class Audit:
         files = table_files(table, snapshot_id)
         lost = find_lost(self.table, files, lambda path: len(table.io.new_input(path)), ledgers)
         keyed = keyed_iceberg(catalog, table)
-        gone = {one.path for one in lost}
-        there = [one for one in keyed.files if one.file.file_path not in gone]
-        return replace(keyed, files=there, lost=lost), ledgers, snapshot_id
+        lost_paths = {file.path for file in lost}
+        existing = [task for task in keyed.files if task.file.file_path not in lost_paths]
+        return replace(keyed, files=existing, lost=lost), ledgers, snapshot_id
 
     def begin(self, result: AuditResult, ledgers: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
-        """Add everything that the audit can't verify to the result; return the topics to audit.
+        """Add all parts that the audit can't verify to the result; return the topics to audit.
 
-        That is: rows of functions that drop positions (`made`), the numbers of skipped and filtered records, whose
-        offsets no ledger has (`by_count`), and, as `notes`, offsets that the group passed over and offsets with
+        These parts are: rows of functions that drop positions (`made`), the numbers of skipped and filtered records,
+        whose offsets no ledger has (`by_count`), and, as `notes`, offsets that the group passed over and offsets with
         unproven values.
         """
         result.notes += filter(None, [removed_note(properties)])
         result.made += [
-            f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
-            for group, one in without_positions(properties).items()
+            f"rows that {function.function} made of records of {group}: they keep no topic, partition and offset"
+            for group, function in without_positions(properties).items()
         ]
         topics = ledgers.topics if self.topic is None else (self.topic,)
         result.by_count += [
@@ -312,9 +313,9 @@ class Audit:
 
         :param count: counts the table's rows by the positions in the given columns.
         """
-        found = AdoptedRows.find(ledgers, schema, properties, count) if self.full else AdoptedRows()
-        result.made += adopted_lines(ledgers, properties, found.ranges)
-        return found
+        rows = AdoptedRows.find(ledgers, schema, properties, count) if self.full else AdoptedRows()
+        result.made += adopted_lines(ledgers, properties, rows.ranges)
+        return rows
 
     def judge(
         self,
@@ -332,13 +333,12 @@ class Audit:
         """
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
-        result.findings += [f"unexpected: {one.text}" for one in rows.impossible if None in one.key]
+        result.findings += [f"unexpected: {group.text}" for group in rows.impossible if None in group.key]
         result.impossible += rows.impossible
         for topic in topics:
-            judge_topic(result, ledgers, rows, rejected, adopted, topic, self._look_at_topic(result, ledgers, topic))
-        unknown_topics = {topic for topic, _ in rows.tallies} | {
-            one.topic for one in rows.impossible if one.topic is not None
-        }
+            judge_topic(result, ledgers, rows, rejected, adopted, topic, self._read_topic(result, ledgers, topic))
+        unknown_topics = {topic for topic, _ in rows.tallies}
+        unknown_topics |= {group.topic for group in rows.impossible if group.topic is not None}
         for unknown_topic in sorted(unknown_topics - ledgers.known_topics):
             judge_topic(result, ledgers, rows, rejected, adopted, unknown_topic, None)
 
@@ -346,8 +346,11 @@ class Audit:
         """Return the reader of the topic's records."""
         return KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
 
-    # Returns None if Kafka no longer has the topic. Everything that Kafka does not show goes into `result.blind`.
-    def _look_at_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
+    def _read_topic(self, result: AuditResult, ledgers: TableLedgers, topic: str) -> LogRecords | None:
+        """Return the landed records that Kafka still has, or None if Kafka no longer has the topic.
+
+        Parts that Kafka does not show are added to `result.blind`.
+        """
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         try:
             log = read_log(ledgers.landed, source, self.reader(), self.stop)
@@ -414,7 +417,9 @@ def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
         except NoSuchTableError:
             return None
 
-    return load_consistent(partial(load, catalog, table), load_rejects, lambda of: ledger_store.head_of(of.metadata))
+    return load_consistent(
+        partial(load, catalog, table), load_rejects, lambda loaded: ledger_store.head_of(loaded.metadata)
+    )
 
 
 def load_consistent(

@@ -1,4 +1,8 @@
-"""Comparison of a mirror's current rows with the rows of the source table, in a database on disk."""
+"""Comparison of a mirror's current rows with the rows of the source table, in a database on disk.
+
+The two sides are named "held", the mirror, and "base", the source database. `k` and `h` are hashes of a row's key and
+content.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.merge.repair import is_among
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
-# More rows are counted, and not looked at again.
+# The greatest number of suspects that are read again; further suspects are only counted.
 MOST_SUSPECTS = 20_000
 
 
@@ -71,7 +75,7 @@ class SuspectRows:
 
 
 class SourceComparison:
-    """Comparison of all rows of both sides, which may change meanwhile: its result are suspects only."""
+    """Comparison of all rows of both sides. The result is suspects only, since both sides may change meanwhile."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, digests: RowDigests) -> None:
         self._sql, self._digests = database, digests
@@ -81,11 +85,14 @@ class SourceComparison:
         """Load the rows of a side: of the mirror, "held", or of the database, "base"."""
         for number, rows in enumerate(parts):
             keys, content = self._digests.of_keys(rows), self._digests.of_rows(rows)
-            place = [rows[one] if one in rows.column_names else pa.nulls(len(rows), pa.int64()) for one in _PLACE]
-            found = pa.table([keys, content, *(one.cast(pa.int64()) for one in place)], ["k", "h", "part", "off"])
-            for at, name in enumerate(self._digests.key):
-                found = found.append_column(f"key_{at}", _stored(rows[name]))
-            relation = self._sql.from_arrow(found)
+            places = [
+                rows[name].cast(pa.int64()) if name in rows.column_names else pa.nulls(len(rows), pa.int64())
+                for name in _PLACE
+            ]
+            hashed = pa.table([keys, content, *places], ["k", "h", "part", "off"])
+            for index, name in enumerate(self._digests.key):
+                hashed = hashed.append_column(f"key_{index}", _stored(rows[name]))
+            relation = self._sql.from_arrow(hashed)
             if number == 0:
                 relation.create(side)
             else:
@@ -95,28 +102,29 @@ class SourceComparison:
             self._sql.execute(f"CREATE TABLE IF NOT EXISTS {side} AS {self._empty()}")
 
     def _empty(self) -> str:
-        keys = "".join(f", NULL AS key_{at}" for at in range(len(self._digests.key)))
+        """Return the query for a side without rows."""
+        keys = "".join(f", NULL AS key_{index}" for index in range(len(self._digests.key)))
         return f"SELECT 0::UBIGINT AS k, 0::UBIGINT AS h, 0::BIGINT AS part, 0::BIGINT AS off{keys} LIMIT 0"
 
     def suspects(self) -> SuspectRows:
-        """Return the suspects."""
-        names = [f"key_{at}" for at in range(len(self._digests.key))]
-        keys = ", ".join(f"coalesce(t.{one}, b.{one}) AS {one}" for one in names)
+        """Return the suspects among the loaded rows."""
+        names = [f"key_{index}" for index in range(len(self._digests.key))]
+        keys = ", ".join(f"coalesce(t.{name}, b.{name}) AS {name}" for name in names)
         self._sql.execute(_SUSPECTS.format(keys=keys))
-        found: pa.Table = self._sql.sql(_FEW, params=[MOST_SUSPECTS]).to_arrow_table()
+        rows: pa.Table = self._sql.sql(_FEW, params=[MOST_SUSPECTS]).to_arrow_table()
         ((count,),) = self._sql.execute("SELECT count(*) FROM suspect").fetchall()
-        schema = pa.schema([self._digests.columns.field(one).with_nullable(True) for one in self._digests.key])
-        columns = [_restored(found[name], one.type) for name, one in zip(names, schema, strict=True)]
-        named = ", ".join(f"any_value({one})" for one in names)
-        doubled = [
+        schema = pa.schema([self._digests.columns.field(name).with_nullable(True) for name in self._digests.key])
+        columns = [_restored(rows[name], field.type) for name, field in zip(names, schema, strict=True)]
+        any_keys = ", ".join(f"any_value({name})" for name in names)
+        doubled = self._sql.execute(_DOUBLED.format(keys=any_keys, most=MOST_SUSPECTS)).fetchall()
+        wrong = [
             WrongRow(part, off, RowFault.DOUBLED, self._named(values), times=times)
-            for part, off, times, *values in self._sql.execute(
-                _DOUBLED.format(keys=named, most=MOST_SUSPECTS)
-            ).fetchall()
+            for part, off, times, *values in doubled
         ]
-        return SuspectRows(pa.Table.from_arrays(columns, schema=schema), count - len(found), doubled)
+        return SuspectRows(pa.Table.from_arrays(columns, schema=schema), count - len(rows), wrong)
 
     def _named(self, values: Iterable[object]) -> tuple[tuple[str, str], ...]:
+        """Return the values of a key as text, each with the name of its column."""
         return tuple(zip(self._digests.key, map(str, values), strict=True))
 
 
@@ -132,19 +140,25 @@ SELECT max(part), max(off), count(*), {keys} FROM held GROUP BY k HAVING count(*
 
 
 def _stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of an extension type as its storage."""
     return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 def _restored(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column in a type, the reverse of `_stored`."""
     if isinstance(kind, pa.BaseExtensionType):
         storage = column.cast(kind.storage_type)
-        return pa.chunked_array([pa.ExtensionArray.from_storage(kind, one) for one in storage.chunks], kind)
+        return pa.chunked_array([pa.ExtensionArray.from_storage(kind, chunk) for chunk in storage.chunks], kind)
     return column.cast(kind)
 
 
 @dataclass(frozen=True)
 class DifferingRows:
-    """Rows of suspects that differ: the fault by the hash of the key, and the hash of the database's row, or None."""
+    """Result of a comparison of suspects, by the hash of a row's key.
+
+    :param faults: the rows that differ.
+    :param base: for each key the hash of the database's row, or None if the database has no row of the key.
+    """
 
     faults: dict[int, WrongRow]
     base: dict[int, int | None]
@@ -153,38 +167,42 @@ class DifferingRows:
 def differing_rows(digests: RowDigests, keys: pa.Table, held: pa.Table, base: pa.Table) -> DifferingRows:
     """Compare the rows of some keys.
 
-    :param keys: the keys.
-    :param held: the mirror's rows, and `base` the database's; rows of other keys are ignored.
+    :param held: the mirror's rows; rows of other keys are ignored.
+    :param base: the database's rows; rows of other keys are ignored.
     """
-    of_held, of_base = ({}, {})  # type: tuple[dict[int, list[int]], dict[int, list[int]]]
-    for rows, places in ((held, of_held), (base, of_base)):
-        for at, one in enumerate(digests.of_keys(rows).tolist()):
-            places.setdefault(one, []).append(at)
-    values, wanted = digests.of_values(held), digests.of_values(base)
-    whole = digests.of_rows(base)
-    parts, offsets = (held[one].to_pylist() for one in _PLACE)
-    found = DifferingRows({}, {})
+    held_rows, base_rows = _indices(digests.of_keys(held)), _indices(digests.of_keys(base))
+    held_values, base_values = digests.of_values(held), digests.of_values(base)
+    base_hashes = digests.of_rows(base)
+    partitions, offsets = (held[name].to_pylist() for name in _PLACE)
+    result = DifferingRows({}, {})
     texts = [_stored(keys[name]).to_pylist() for name in digests.key]
-    for number, one in enumerate(digests.of_keys(keys).tolist()):
-        mine, other = of_held.get(one, []), of_base.get(one, [])
-        found.base[one] = int(whole[other[0]]) if other else None
+    for number, key_hash in enumerate(digests.of_keys(keys).tolist()):
+        mine, others = held_rows.get(key_hash, []), base_rows.get(key_hash, [])
+        result.base[key_hash] = int(base_hashes[others[0]]) if others else None
         key = tuple((name, str(text[number])) for name, text in zip(digests.key, texts, strict=True))
         if not mine:
-            if other:
-                found.faults[one] = WrongRow(-1, -1, RowFault.MISSING, key)
+            if others:
+                result.faults[key_hash] = WrongRow(-1, -1, RowFault.MISSING, key)
             continue
-        at = mine[-1]
-        if not other:
-            found.faults[one] = WrongRow(parts[at], offsets[at], RowFault.EXTRA, key)
-        elif not any((values[:, row] == wanted[:, other[0]]).all() for row in mine):
-            columns = np.flatnonzero(values[:, at] != wanted[:, other[0]])
-            names = tuple(digests.columns.names[place] for place in columns)
-            found.faults[one] = WrongRow(parts[at], offsets[at], RowFault.DIFFERENT, key, names)
-    return found
+        last = mine[-1]
+        if not others:
+            result.faults[key_hash] = WrongRow(partitions[last], offsets[last], RowFault.EXTRA, key)
+        elif not any((held_values[:, row] == base_values[:, others[0]]).all() for row in mine):
+            differs = np.flatnonzero(held_values[:, last] != base_values[:, others[0]])
+            names = tuple(digests.columns.names[index] for index in differs)
+            result.faults[key_hash] = WrongRow(partitions[last], offsets[last], RowFault.DIFFERENT, key, names)
+    return result
+
+
+def _indices(hashes: Hashes) -> dict[int, list[int]]:
+    """Return the indices of each hash."""
+    indices: dict[int, list[int]] = {}
+    for index, value in enumerate(hashes.tolist()):
+        indices.setdefault(value, []).append(index)
+    return indices
 
 
 def rows_among(digests: RowDigests, parts: Iterable[pa.Table], wanted: Hashes) -> Iterator[pa.Table]:
     """Yield the rows whose keys have a wanted hash; `wanted` rises."""
     for rows in parts:
-        own = np.flatnonzero(is_among(digests.of_keys(rows), wanted))
-        yield rows.take(pa.array(own))
+        yield rows.filter(pa.array(is_among(digests.of_keys(rows), wanted)))

@@ -21,8 +21,9 @@ from airflow_lakestream.tables.row_buffer import no_rows
 class SourceColumn:
     """Column of a table in a source database.
 
-    :param kind: the type's own name, of a domain that of the type below; `element` that of an array's items.
-    :param full_type: the type as SQL casts to it, and in messages.
+    :param kind: the name of the type, or for a domain the name of its base type.
+    :param full_type: the type with its modifier, for casts in SQL and for messages.
+    :param element: the name of the type of an array's items; None for other types.
     :param modifier: length or precision, as the database keeps it; -1 without.
     :param is_builtin: whether comparing values needs no extension.
     :param category: PostgreSQL's letter of the type's group: "e" of enums, "r" of ranges.
@@ -41,14 +42,19 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value in SQL, `{c}` is the column. `is_raw`: Arrow takes the values of the driver, not their text."""
+    """SQL expression for a column's value, as the mirror has the value.
+
+    :param sql: the expression, with `{c}` for the column.
+    :param is_raw: whether Arrow can convert the driver's values; otherwise their text is converted.
+    """
 
     sql: str
     is_raw: bool = False
 
 
+# Returns whether a mirror's column of a type can be compared.
 _Fits = Callable[[pa.DataType], bool]
-# `format` has the text that the server itself writes, also of padded texts and addresses; of NULL an empty text.
+# `format` returns the server's own text of a value, also for padded texts and addresses; for NULL an empty text.
 _NUMBER = ComparedValue("{c}")
 _TEXT = ComparedValue("case when {c} is not null then format('%%s', {c}) end")
 _IN_RANGE = "case when {{c}} between '0001-01-01' and '9999-12-31 23:59:59.999999' then {} end"
@@ -63,6 +69,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _is_time(has_zone: bool) -> _Fits:
+    """Return the condition for timestamps with or without a time zone."""
     return lambda kind: bool(t.is_timestamp(kind) and (kind.tz is not None) is has_zone)
 
 
@@ -70,12 +77,12 @@ def _is_uuid(kind: pa.DataType) -> bool:
     return bool(kind == pa.uuid() or (t.is_fixed_size_binary(kind) and kind.byte_width == 16))
 
 
-# By type of PostgreSQL: which columns of a mirror are compared, and the value.
+# By type of PostgreSQL: the types of a mirror's column that can be compared, each with the value.
 _POSTGRES: dict[str, list[tuple[_Fits, ComparedValue]]] = {
     **{name: [(t.is_integer, _NUMBER)] for name in ("int2", "int4", "int8", "oid")},
     "float4": [(t.is_float32, ComparedValue("{c}::text"))],
     "float8": [(t.is_float64, ComparedValue("{c}::text"))],
-    # Debezium has NULL for numbers that are none.
+    # Debezium sends NULL for NaN and infinity, whose texts have an n.
     "numeric": [(t.is_decimal, ComparedValue("case when {c}::text !~* 'n' then {c}::text end"))],
     "bool": [(t.is_boolean, ComparedValue("{c}::text"))],
     "bytea": [(_is_bytes, ComparedValue("{c}", is_raw=True))],
@@ -96,7 +103,7 @@ _ITEMS: dict[str, _Fits] = {
     **dict.fromkeys(("text", "varchar"), _is_text),
     "bool": t.is_boolean,
 }
-# Debezium has NULL for each inner array.
+# Debezium sends NULL in place of each inner array.
 _ARRAY = ComparedValue(
     "case when array_ndims({c}) > 1 then array_fill(null::{element}, array[array_length({c}, 1)]) else {c} end",
     is_raw=True,
@@ -104,7 +111,7 @@ _ARRAY = ComparedValue(
 
 
 def postgres_value(column: SourceColumn, kind: pa.DataType) -> ComparedValue | None:
-    """Return the value of a column of PostgreSQL, as a mirror's column of a type has it; None if not compared."""
+    """Return the value of a column of PostgreSQL for a mirror's column of type `kind`; None if not comparable."""
     if column.element is not None:
         fits = _ITEMS.get(column.element)
         is_list = t.is_list(kind) or t.is_large_list(kind)
@@ -149,7 +156,7 @@ _ZERO = "case when {{c}} = '0000-00-00' then {zero} else cast({{c}} as char) end
 
 
 def mysql_value(column: SourceColumn, kind: pa.DataType) -> ComparedValue | None:
-    """Return the value of a column of MariaDB or MySQL, as a mirror's column of a type has it; None if not compared."""
+    """Return the value of a column of MariaDB or MySQL for a mirror's column of type `kind`; None if not comparable."""
     is_date = column.kind == "date" and t.is_date32(kind)
     if is_date or (column.kind in ("datetime", "timestamp") and _is_time(column.kind == "timestamp")(kind)):
         # Debezium sends a zero date as NULL, or in a column without NULL as the first day of 1970.
@@ -158,6 +165,7 @@ def mysql_value(column: SourceColumn, kind: pa.DataType) -> ComparedValue | None
 
 
 def _first(values: Sequence[tuple[_Fits, ComparedValue]], kind: pa.DataType) -> ComparedValue | None:
+    """Return the first value whose condition a type fulfils, or None."""
     return next((value for fits, value in values if fits(kind)), None)
 
 
@@ -165,9 +173,9 @@ def to_arrow(values: Sequence[Any], value: ComparedValue, kind: pa.DataType) -> 
     """Return the values of a column in a mirror's type. Raises ArrowInvalid for a value that the type can't hold."""
     if value.is_raw:
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-        found = pa.array(values, storage)
-        return pa.ExtensionArray.from_storage(kind, found) if storage is not kind else found
-    texts = pa.array([None if one is None else str(one) for one in values], pa.string())
+        array = pa.array(values, storage)
+        return pa.ExtensionArray.from_storage(kind, array) if storage is not kind else array
+    texts = pa.array([None if text is None else str(text) for text in values], pa.string())
     if t.is_time64(kind):
         return texts.cast(pa.int64()).cast(kind)
     if t.is_timestamp(kind) and kind.tz is not None:
@@ -177,10 +185,12 @@ def to_arrow(values: Sequence[Any], value: ComparedValue, kind: pa.DataType) -> 
 
 ARGUMENT = "against_database"
 EXTRA = "database"
-# Rows of a chunk: the first has few, since rows may be wide.
+# Rows of the first chunk, which has few since rows may be wide; most rows of a chunk; and its bytes in Arrow.
 _FIRST, _MOST = 500, 20_000
 _CHUNK_BYTES = 8 * 2**20
+# Keys in one statement.
 _KEYS_AT_ONCE = 500
+# Seconds for a connection.
 TIMEOUT_S = 15
 
 Row = Sequence[Any]
@@ -205,7 +215,7 @@ class DatabaseAddress:
     """Address of a source database, and the login.
 
     :param kind: the kind of server.
-    :param database: its name; empty for the one of the mirror's table.
+    :param database: the database's name; empty for the database of the mirror's table.
     :param options: options of the driver, such as those of TLS.
     :param where: name of the connection, for errors.
     """
@@ -224,10 +234,10 @@ class DatabaseAddress:
 class SourceTable:
     """Table of a source database, as a mirror has it.
 
-    :param name: the table, quoted, in the form of FROM.
+    :param name: the table as in FROM, quoted.
     :param key: the columns of the key, in the mirror's order.
     :param values: the compared columns by their names in the mirror, in the mirror's types.
-    :param not_compared: reasons by column.
+    :param not_compared: for each column that is not compared, the reason.
     """
 
     name: str
@@ -247,6 +257,7 @@ class SourceDatabase(ABC):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
+        """Raise DatabaseFailed for an error of the driver."""
         try:
             yield
         except self._failure as e:
@@ -266,9 +277,9 @@ class SourceDatabase(ABC):
 
     @abstractmethod
     def _locate(self, source: str) -> tuple[str, list[SourceColumn], list[set[str]]]:
-        """Return a table as FROM has it, the columns, and the columns of each unique index.
+        """Return a table as in FROM, its columns, and the names of the columns of each unique index.
 
-        Without columns, the table does not exist.
+        If the table does not exist, there are no columns.
         """
 
     @abstractmethod
@@ -277,15 +288,15 @@ class SourceDatabase(ABC):
 
     @abstractmethod
     def _key_text(self, column: SourceColumn) -> str:
-        """Return a column of the key as SQL returns it for `_key_value`."""
+        """Return the SQL that selects a column of the key, in a form that is a parameter of `_key_value`."""
 
     @abstractmethod
     def _key_value(self, column: SourceColumn) -> str:
-        """Return the placeholder of a value of a column of the key."""
+        """Return the SQL of a parameter for a column of the key."""
 
     @abstractmethod
     def _later(self, key: Sequence[SourceColumn]) -> tuple[str, list[int]]:
-        """Return the condition for keys after another, and the columns of the other key for its placeholders."""
+        """Return the SQL condition for keys after another key, and for each parameter the index of the key's column."""
 
     @abstractmethod
     def _is_sorted(self, column: SourceColumn) -> bool:
@@ -303,71 +314,71 @@ class SourceDatabase(ABC):
         :param columns: the mirror's columns.
         :param renamed: the mirror's names of columns, by the names in the database.
         """
-        name, found, uniques = self._locate(source)
-        if not found:
+        name, source_columns, uniques = self._locate(source)
+        if not source_columns:
             problem = f"{self._address.where} has no table {source}, of which the mirror is, or may not read it."
             raise InvalidArgument(ARGUMENT, problem, "Name the database whose log Debezium reads.")
-        own = {renamed.get(one.name, one.name): one for one in found}
-        if lacking := [one for one in key if one not in own]:
+        by_mirror_name = {renamed.get(column.name, column.name): column for column in source_columns}
+        if lacking := [column for column in key if column not in by_mirror_name]:
             remedy = "Give rename_columns as the landing has it."
             raise InvalidArgument(ARGUMENT, f"{source} has no column {', '.join(lacking)} of the key.", remedy)
-        of_key = [own[one] for one in key]
-        if not any(unique <= {one.name for one in of_key} for unique in uniques):
-            problem = f"{source} has no primary key or unique index on {', '.join(one.name for one in of_key)}"
+        key_columns = [by_mirror_name[column] for column in key]
+        key_names = [column.name for column in key_columns]
+        if not any(unique.issubset(key_names) for unique in uniques):
+            problem = f"{source} has no primary key or unique index on {', '.join(key_names)}"
             raise InvalidArgument(ARGUMENT, f"{problem}, so that its rows can't be read in ranges.")
         values: dict[str, tuple[SourceColumn, ComparedValue]] = {}
-        not_compared = {one: "not in the mirror" for one in own if one not in columns.names}
-        for one in columns:
-            column = own.get(one.name)
+        not_compared = {column: "not in the mirror" for column in by_mirror_name if column not in columns.names}
+        for field_ in columns:
+            column = by_mirror_name.get(field_.name)
             if column is None:
-                not_compared[one.name] = "not in the database"
+                not_compared[field_.name] = "not in the database"
             elif column.is_generated:
-                not_compared[one.name] = "generated"
-            elif (value := self._value(column, one.type)) is None:
-                not_compared[one.name] = f"{column.full_type} as {one.type}"
+                not_compared[field_.name] = "generated"
+            elif (value := self._value(column, field_.type)) is None:
+                not_compared[field_.name] = f"{column.full_type} as {field_.type}"
             else:
-                values[one.name] = column, value
-        for column, at in zip(of_key, key, strict=True):
-            if at in not_compared or not self._is_sorted(column):
+                values[field_.name] = column, value
+        for column, mirror_name in zip(key_columns, key, strict=True):
+            if mirror_name in not_compared or not self._is_sorted(column):
                 raise InvalidArgument(ARGUMENT, f"{source} has a key of {column.full_type}, which can't be compared.")
-        schema = pa.schema([columns.field(one).with_nullable(True) for one in values])
-        return SourceTable(name, of_key, schema, values, not_compared)
+        schema = pa.schema([columns.field(column).with_nullable(True) for column in values])
+        return SourceTable(name, key_columns, schema, values, not_compared)
 
     def chunks(self, table: SourceTable) -> Iterator[pa.Table]:
         """Yield all rows in the order of their keys, in chunks. Raises DatabaseFailed."""
-        order = ", ".join(self.quoted(one.name) for one in table.key)
-        keys = ", ".join(self._key_text(one) for one in table.key)
-        later, places = self._later(table.key)
-        last: Row | None = None
-        most = _FIRST
+        order = ", ".join(self.quoted(column.name) for column in table.key)
+        keys = ", ".join(self._key_text(column) for column in table.key)
+        later, parameter_columns = self._later(table.key)
+        last_key: Row | None = None
+        limit = _FIRST
         while True:
-            where = "" if last is None else f"WHERE {later} "
-            query = f"SELECT {keys}, {self._selected(table)} FROM {table.name} {where}ORDER BY {order} LIMIT {most}"
-            rows = self.fetch(query, [] if last is None else [last[at] for at in places])
+            where = "" if last_key is None else f"WHERE {later} "
+            query = f"SELECT {keys}, {self._selected(table)} FROM {table.name} {where}ORDER BY {order} LIMIT {limit}"
+            rows = self.fetch(query, [] if last_key is None else [last_key[index] for index in parameter_columns])
             if rows:
-                found = _to_table(table, [row[len(table.key) :] for row in rows])
-                yield found
-                last = rows[-1][: len(table.key)]
-                least = max(1, found.nbytes // len(rows))
-                is_whole, most = len(rows) == most, min(_MOST, max(1, _CHUNK_BYTES // least))
-                if is_whole:
-                    continue
-            return
+                chunk = _to_table(table, [row[len(table.key) :] for row in rows])
+                yield chunk
+                last_key = rows[-1][: len(table.key)]
+            if len(rows) < limit:
+                return
+            row_bytes = max(1, chunk.nbytes // len(rows))
+            limit = min(_MOST, max(1, _CHUNK_BYTES // row_bytes))
 
     def rows_of(self, table: SourceTable, keys: Sequence[Row]) -> pa.Table:
         """Return the rows of some keys. Raises DatabaseFailed.
 
         :param keys: the values of the key's columns.
         """
-        names = ", ".join(self.quoted(one.name) for one in table.key)
-        one_key = f"({', '.join(self._key_value(one) for one in table.key)})"
-        found = [no_rows(table.columns)]
+        names = ", ".join(self.quoted(column.name) for column in table.key)
+        placeholder = f"({', '.join(self._key_value(column) for column in table.key)})"
+        parts = [no_rows(table.columns)]
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            some = keys[start : start + _KEYS_AT_ONCE]
-            wanted = ", ".join([one_key] * len(some))
-            query = f"SELECT {self._selected(table)} FROM {table.name} WHERE ({names}) IN ({wanted})"
-            found.append(_to_table(table, self.fetch(query, [value for key in some for value in key])))
-        return pa.concat_tables(found)
+            some_keys = keys[start : start + _KEYS_AT_ONCE]
+            placeholders = ", ".join([placeholder] * len(some_keys))
+            query = f"SELECT {self._selected(table)} FROM {table.name} WHERE ({names}) IN ({placeholders})"
+            parts.append(_to_table(table, self.fetch(query, [value for key in some_keys for value in key])))
+        return pa.concat_tables(parts)
 
     def quoted(self, name: str) -> str:
         """Return a name in quotes, for a query with parameters."""
@@ -375,11 +386,13 @@ class SourceDatabase(ABC):
         return f"{self._quote}{inner}{self._quote}"
 
     def _selected(self, table: SourceTable) -> str:
-        # Not `format`: a name may have braces.
-        return ", ".join(value.sql.replace("{c}", self.quoted(one.name)) for one, value in table.values.values())
+        """Return the compared values for a SELECT."""
+        # `str.format` would fail for a name with braces.
+        return ", ".join(value.sql.replace("{c}", self.quoted(column.name)) for column, value in table.values.values())
 
 
 def _to_table(table: SourceTable, rows: Sequence[Row]) -> pa.Table:
+    """Return the rows of a query in the mirror's types. Raises ValuesUnfit."""
     columns = zip(*rows, strict=True) if rows else [()] * len(table.values)
     try:
         arrays = [
@@ -405,6 +418,7 @@ def key_values(rows: pa.Table, key: Sequence[str]) -> list[Row]:
 
 
 def _bare(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; times in microseconds, since Python's have no nanoseconds."""
     if isinstance(column.type, pa.BaseExtensionType) or not arrow.is_timestamp(column.type):
         return list(column.to_pylist())
     return list(column.cast(pa.timestamp("us", column.type.tz)).to_pylist())

@@ -69,29 +69,29 @@ class PostgresDatabase(SourceDatabase):
 
     def _locate(self, source: str) -> tuple[str, list[SourceColumn], list[set[str]]]:
         database = self.fetch("SELECT current_database()")[0][0]
-        _, is_own, rest = source.partition(f"{database}.")
-        schema, _, table = (rest if is_own else source).partition(".")
-        found = self.fetch(_TABLE_OF_POSTGRES, [schema, table])
-        if not found:
+        _, names_database, inner_name = source.partition(f"{database}.")
+        schema, _, table = (inner_name if names_database else source).partition(".")
+        tables = self.fetch(_TABLE_OF_POSTGRES, [schema, table])
+        if not tables:
             return "", [], []
-        oid, relkind = found[0]
+        oid, relkind = tables[0]
         columns = [
             SourceColumn(
                 name=name,
                 kind=kind,
-                full_type=full,
+                full_type=full_type,
                 element=element,
                 modifier=modifier,
-                is_builtin=builtin,
-                is_generated=generated,
+                is_builtin=is_builtin,
+                is_generated=is_generated,
                 category=category,
             )
-            for name, kind, full, element, modifier, builtin, generated, category in self.fetch(
+            for name, kind, full_type, element, modifier, is_builtin, is_generated, category in self.fetch(
                 _COLUMNS_OF_POSTGRES, [oid]
             )
         ]
         uniques = [set(names) for (names,) in self.fetch(_UNIQUE_OF_POSTGRES, [oid])]
-        # Of a table with children, the log has the children's rows under their own names.
+        # The log has the rows of inheriting tables under their own names, so they do not count here.
         only = "ONLY " if relkind == "r" else ""
         return f"{only}{self.quoted(schema)}.{self.quoted(table)}", columns, uniques
 
@@ -105,13 +105,12 @@ class PostgresDatabase(SourceDatabase):
         return f"%s::{column.full_type.replace('%', '%%')}"
 
     def _later(self, key: Sequence[SourceColumn]) -> tuple[str, list[int]]:
-        names, values = (
-            ", ".join(make(one) for one in key) for make in (lambda one: self.quoted(one.name), self._key_value)
-        )
-        return f"({names}) > ({values})", list(range(len(key)))
+        names = ", ".join(self.quoted(column.name) for column in key)
+        parameters = ", ".join(self._key_value(column) for column in key)
+        return f"({names}) > ({parameters})", list(range(len(key)))
 
     def _is_sorted(self, column: SourceColumn) -> bool:
-        # Operators of an extension may be out of the search path; then others would compare.
+        # Operators of an extension may be outside of the search path; then other operators would compare.
         return column.is_builtin or column.category == "e"
 
 
@@ -186,7 +185,8 @@ class MySqlDatabase(SourceDatabase):
         ]
         uniques: dict[str, set[str]] = {}
         for index, column, prefix in self.fetch(_UNIQUE_OF_MYSQL, [database, table]):
-            # Of a column indexed by its beginning the index has no order: no key has such a name.
+            # An index of a column's prefix does not order whole values. The empty name is in no key, so the index does
+            # not count.
             uniques.setdefault(index, set()).add(column if prefix is None else "")
         return f"{self.quoted(database)}.{self.quoted(table)}", columns, list(uniques.values())
 
@@ -202,15 +202,16 @@ class MySqlDatabase(SourceDatabase):
 
     def _later(self, key: Sequence[SourceColumn]) -> tuple[str, list[int]]:
         # A comparison of rows would read the whole index.
-        *before, last = [self.quoted(one.name) for one in key]
-        later, places = f"{last} > %s", [len(before)]
-        for at in range(len(before) - 1, -1, -1):
-            name = before[at]
-            later, places = f"{name} >= %s AND ({name} > %s OR ({later}))", [at, at, *places]
-        return later, places
+        *before, last = [self.quoted(column.name) for column in key]
+        condition, parameters = f"{last} > %s", [len(before)]
+        for index in reversed(range(len(before))):
+            name = before[index]
+            condition = f"{name} >= %s AND ({name} > %s OR ({condition}))"
+            parameters = [index, index, *parameters]
+        return condition, parameters
 
     def _is_sorted(self, column: SourceColumn) -> bool:
-        # The numbers of enums order them, and their texts compare.
+        # For example, enums are ordered by number, and compared by text.
         return column.kind not in ("enum", "set", "bit", "float", "double", "time")
 
 

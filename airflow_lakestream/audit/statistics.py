@@ -18,13 +18,13 @@ from airflow_lakestream.iceberg.fitness import UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import bounds_of
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET
 
-# Iceberg's default metrics mode cuts text bounds to this many characters, and increments the upper one.
+# Iceberg's default metrics mode cuts text bounds to this number of characters, and increments the upper bound.
 _TRUNCATED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A live file by its statistics; `size` is in bytes. Missing bounds are None.
+    """Statistics of a live file; `size` is in bytes. Missing bounds are None.
 
     `nulls` is the number of rows without an offset, or None if unknown. The topic's bounds may be cut; the bounds of
     partition and offset are exact. `partly`: at least that many rows have values in some of the columns topic,
@@ -45,7 +45,7 @@ class FileFacts:
         if self.topic is None:
             return sorted(known)
         low, high = self.topic
-        return sorted(t for t in known if low <= t <= high)
+        return sorted(topic for topic in known if low <= topic <= high)
 
     @property
     def is_of_one_topic(self) -> bool:
@@ -53,8 +53,8 @@ class FileFacts:
         if self.topic is None:
             return False
         low, high = self.topic
-        cut = len(low) == len(high) == _TRUNCATED and low[:-1] == high[:-1] and ord(high[-1]) - ord(low[-1]) == 1
-        return low == high or cut
+        is_cut = len(low) == len(high) == _TRUNCATED and low[:-1] == high[:-1] and ord(high[-1]) - ord(low[-1]) == 1
+        return low == high or is_cut
 
     @property
     def bounds(self) -> tuple[Interval, Interval] | None:
@@ -91,7 +91,7 @@ class TableFiles:
     @property
     def listed_twice(self) -> dict[str, int]:
         """Number of listings by path, for files listed more than once by the snapshot."""
-        return {path: n for path, n in Counter(f.path for f in self.data).items() if n > 1}
+        return {path: count for path, count in Counter(file.path for file in self.data).items() if count > 1}
 
 
 def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
@@ -99,39 +99,40 @@ def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
 
     Raises UnreadableTable if a manifest, or the snapshot's list of them, is gone.
     """
-    found = TableFiles()
+    files = TableFiles()
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
-        return found
+        return files
     try:
         for manifest in snapshot.manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 is_data = entry.data_file.content == DataFileContent.DATA
-                (found.data if is_data else found.deletes).append(_facts(entry.data_file, table.schema()))
+                (files.data if is_data else files.deletes).append(_facts(entry.data_file, table.schema()))
     except FileNotFoundError as e:
         raise UnreadableTable(".".join(table.name()), e) from e
-    return found
+    return files
 
 
 def _facts(file: DataFile, schema: Schema) -> FileFacts:
+    """Return a file's statistics from its manifest entry."""
     topic, partition, offset = (bounds_of(schema, file, name) for name in COORDINATES)
     counts = file.null_value_counts or {}
     nulls = [counts.get(schema.find_field(name).field_id) for name in COORDINATES if name in schema.column_names]
-    of_offset = nulls[-1] if OFFSET in schema.column_names else None
+    offset_nulls = nulls[-1] if OFFSET in schema.column_names else None
     path, rows, size = file.file_path, file.record_count, file.file_size_in_bytes
-    return FileFacts(path, rows, of_offset, topic, partition, offset, size, partly(nulls))
+    return FileFacts(path, rows, offset_nulls, topic, partition, offset, size, partly(nulls))
 
 
 def partly(nulls: Sequence[int | None]) -> int:
-    """Return the least number of rows with values in some of the columns only, from the NULL count of each column.
+    """Return the least number of rows with values in only some of the columns, by the NULL count of each column.
 
-    The number is 0 if a count is unknown.
+    The number is 0 if any count is unknown (None).
     """
-    known = [count for count in nulls if count is not None]
-    return max(known) - min(known) if known and len(known) == len(nulls) else 0
+    counts = [count for count in nulls if count is not None]
+    return max(counts) - min(counts) if counts and len(counts) == len(nulls) else 0
 
 
-# Parallel requests to a store: ten thousand files take seconds, and stores can serve that many.
+# Parallel requests to a store: ten thousand files take seconds, and stores can serve this number.
 AT_ONCE = 32
 
 SizeOf = Callable[[str], int]
@@ -184,7 +185,6 @@ def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFa
     :param topic_of: returns the only topic of a file's rows, or None if there may be several.
 
     Raises the errors of `size_of` except FileNotFoundError.
-
     """
     sizes = _sizes([*files.data, *files.deletes], size_of)
     lost = [
@@ -193,15 +193,15 @@ def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFa
             rows=file.rows,
             size=file.size,
             found=sizes[file.path],
-            ranges=RangeSet() if files.deletes else _held(file, topic_of(file)),
+            ranges=RangeSet() if files.deletes else _certain_ranges(file, topic_of(file)),
             nulls=file.nulls,
             is_data=file in files.data,
         )
         for file in {file.path: file for file in (*files.data, *files.deletes)}.values()
         if sizes[file.path] != file.size
     ]
-    gone = {one.path for one in lost}
-    files.data = [file for file in files.data if file.path not in gone]
+    lost_paths = {file.path for file in lost}
+    files.data = [file for file in files.data if file.path not in lost_paths]
     return lost
 
 
@@ -219,7 +219,8 @@ def _sizes(files: Iterable[FileFacts], size_of: SizeOf) -> dict[str, int | None]
         return dict(zip(paths, pool.map(look, paths), strict=True))
 
 
-def _held(file: FileFacts, topic: str | None) -> RangeSet:
+def _certain_ranges(file: FileFacts, topic: str | None) -> RangeSet:
+    """Return the offsets that a file surely has, by its statistics; empty if these do not show them."""
     if topic is None or file.bounds is None or not file.is_dense or not file.has_positions:
         return RangeSet()
     (partition, _), (low, high) = file.bounds

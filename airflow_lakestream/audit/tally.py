@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.ranges import Interval
 
-# Loose entries are settled when there are this many, or as many as settled ones.
-_LOOSE = 1_000_000
+# Entries are settled when there are more loose entries than this number and than settled entries.
+_MOST_LOOSE = 1_000_000
 _EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64())})
 
 
@@ -64,20 +64,20 @@ class OffsetTally:
             self._loose, self._loose_count = [], 0
         return self._settled
 
-    def cuts(self, most: int) -> list[int]:
-        """Return the offsets that cut the tally into windows of about `most` edges.
+    def cuts(self, most_edges: int) -> list[int]:
+        """Return the offsets that cut the tally into windows of about `most_edges` edges.
 
-        The result is empty if the tally has at most `most` edges.
+        The result is empty if the tally has at most `most_edges` edges.
         """
-        at = self.edges()["at"]
-        if len(at) <= most:
+        offsets = self.edges()["at"]
+        if len(offsets) <= most_edges:
             return []
-        ordered = at.take(pc.sort_indices(at))
-        return [ordered[n].as_py() for n in range(most, len(ordered), most)]
+        ordered = offsets.take(pc.sort_indices(offsets))
+        return [ordered[number].as_py() for number in range(most_edges, len(ordered), most_edges)]
 
     def window(self, start: int | None, end: int | None) -> OffsetTally:
         """Return the counts of the offsets in [start, end); None means no limit."""
-        edges, part = self.edges(), OffsetTally()
+        edges, window = self.edges(), OffsetTally()
         within = edges if start is None else edges.filter(pc.greater_equal(edges["at"], start))
         within = within if end is None else within.filter(pc.less(within["at"], end))
         before = 0 if start is None else pc.sum(edges["step"].filter(pc.less(edges["at"], start))).as_py() or 0
@@ -86,8 +86,8 @@ class OffsetTally:
         borders = [(at, step) for at, step in ((start, before), (end, -after)) if at is not None and step]
         at, steps = zip(*borders, strict=True) if borders else ((), ())
         ends = pa.table({"at": pa.array(at, pa.int64()), "step": pa.array(steps, pa.int64())})
-        part._settled = _settle(pa.concat_tables([within, ends]))
-        return part
+        window._settled = _settle(pa.concat_tables([within, ends]))
+        return window
 
     def intervals(self) -> tuple[Interval, ...]:
         """Return the intervals of offsets counted at least once, neighbours joined."""
@@ -96,9 +96,9 @@ class OffsetTally:
 
     def __add__(self, other: OffsetTally) -> OffsetTally:
         """Return a tally with the sum of both counts of each offset."""
-        both = OffsetTally()
-        both._settled = _settle(pa.concat_tables([self.edges(), other.edges()]))
-        return both
+        tally = OffsetTally()
+        tally._settled = _settle(pa.concat_tables([self.edges(), other.edges()]))
+        return tally
 
     def __len__(self) -> int:
         """Return the total count, repetitions included."""
@@ -108,11 +108,11 @@ class OffsetTally:
 
     def _add(self, starts: pa.Array, ends: pa.Array) -> None:
         """Count each range [start, end) once, as a step up at its start and a step down at its end."""
-        up = pa.repeat(pa.scalar(1, pa.int64()), len(starts))
-        at = pa.concat_arrays([starts.cast(pa.int64()), ends.cast(pa.int64())])
-        self._loose.append(pa.table({"at": at, "step": pa.concat_arrays([up, pc.negate(up)])}))
-        self._loose_count += len(at)
-        if self._loose_count > max(_LOOSE, len(self._settled)):
+        steps_up = pa.repeat(pa.scalar(1, pa.int64()), len(starts))
+        offsets = pa.concat_arrays([starts.cast(pa.int64()), ends.cast(pa.int64())])
+        self._loose.append(pa.table({"at": offsets, "step": pa.concat_arrays([steps_up, pc.negate(steps_up)])}))
+        self._loose_count += len(offsets)
+        if self._loose_count > max(_MOST_LOOSE, len(self._settled)):
             self.edges()
 
 
@@ -125,19 +125,19 @@ class TallySegments:
 
     def __init__(self, tallies: Mapping[str, OffsetTally]) -> None:
         parts = [
-            tally.edges().append_column("of", pa.repeat(pa.scalar(n, pa.int8()), len(tally.edges())))
-            for n, tally in enumerate(tallies.values())
+            tally.edges().append_column("of", pa.repeat(pa.scalar(number, pa.int8()), len(tally.edges())))
+            for number, tally in enumerate(tallies.values())
         ]
         edges = pa.concat_tables(parts)
         # A column of steps for each tally, 0 in the rows of other tallies: the running sum over all edges is its count.
-        for n, name in enumerate(tallies):
-            steps = pc.if_else(pc.equal(edges["of"], n), edges["step"], 0)
+        for number, name in enumerate(tallies):
+            steps = pc.if_else(pc.equal(edges["of"], number), edges["step"], 0)
             edges = edges.append_column(name, steps)
         sums = edges.group_by("at").aggregate([(name, "sum") for name in tallies]).sort_by("at")
-        at = sums["at"].combine_chunks()
-        self.starts, self.ends = at.slice(0, max(0, len(at) - 1)), at.slice(1)
+        offsets = sums["at"].combine_chunks()
+        self.starts, self.ends = offsets.slice(0, max(0, len(offsets) - 1)), offsets.slice(1)
         self.counts: dict[str, pa.Array] = {
-            name: pc.cumulative_sum(sums[f"{name}_sum"].combine_chunks()).slice(0, max(0, len(at) - 1))
+            name: pc.cumulative_sum(sums[f"{name}_sum"].combine_chunks()).slice(0, max(0, len(offsets) - 1))
             for name in tallies
         }
 
@@ -157,14 +157,14 @@ class TallySegments:
 
     def with_count(self, mask: pa.Array, counts: pa.Array) -> tuple[tuple[int, int, int], ...]:
         """Return (from, until, count) of the selected segments; neighbours of equal count are joined."""
-        picked = (column.filter(mask).to_pylist() for column in (self.starts, self.ends, counts))
-        found: list[tuple[int, int, int]] = []
-        for start, end, count in zip(*picked, strict=True):
-            if found and found[-1][1] == start and found[-1][2] == count:
-                found[-1] = (found[-1][0], end, count)
+        selected = (column.filter(mask).to_pylist() for column in (self.starts, self.ends, counts))
+        ranges: list[tuple[int, int, int]] = []
+        for start, end, count in zip(*selected, strict=True):
+            if ranges and ranges[-1][1] == start and ranges[-1][2] == count:
+                ranges[-1] = (ranges[-1][0], end, count)
             else:
-                found.append((start, end, count))
-        return tuple(found)
+                ranges.append((start, end, count))
+        return tuple(ranges)
 
 
 def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -176,7 +176,7 @@ def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
     return starts, pc.add(lasts, 1)
 
 
-# Adds up the steps at the same offset, and removes offsets at which the count does not change in the end.
 def _settle(edges: pa.Table) -> pa.Table:
+    """Return edges with one step for each offset, the sum of its steps, without offsets whose sum is 0."""
     sums = edges.group_by("at").aggregate([("step", "sum")]).rename_columns({"at": "at", "step_sum": "step"})
     return sums.filter(pc.not_equal(sums["step"], 0)).select(["at", "step"])

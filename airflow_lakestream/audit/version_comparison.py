@@ -1,9 +1,10 @@
 """Comparison of a history of rows with the fold of its topic, version by version, in the database of `KeyComparison`.
 
-A version is the same on both sides if it has the same key and the same last record. Without `history_columns` a version
-is of one record, and its end is the time of a record or of a deletion, which Kafka, the table or its memory has. With
-`history_columns` a version depends on all records of its key, also on the order in which they came: if one is unseen,
-or if they come from several partitions, only the values of these columns are compared, and whether versions are open.
+Two versions are the same version if they have the same key and the same last record. Without `history_columns` a
+version covers one record, and its end is the time of a record or of a deletion, which Kafka, the table or its memory
+has. With `history_columns` a version depends on all records of its key, also on the order in which they came: if a
+record is unseen, or if the records come from several partitions, only the values of these columns are compared, and
+whether versions are open.
 """
 
 from __future__ import annotations
@@ -71,19 +72,21 @@ class VersionComparison(KeyComparison):
     ) -> None:
         super().__init__(database, table, fold, rules)
         left_out = BEGIN[:2] if rules.is_by_log else ()
-        self._names = [one for one in self._names if one not in left_out]
+        self._names = [name for name in self._names if name not in left_out]
         self._by_columns = BEGIN[0] in table.columns.names
 
     def load_side(self, side: str) -> None:
         """Load the rows of a side: of the table, or of the fold."""
         self.execute(f"CREATE TABLE {side} ({_SIDE})")
-        shown = [name for name in self.rules.columns if name in self._names]
-        beside = {VALID_FROM, *_ENDS, PARTITION, OFFSET, *BEGIN}
-        kept = [name for name in self._names if name not in beside]
+        by_values = [name for name in self.rules.columns if name in self._names]
+        further = {VALID_FROM, *_ENDS, PARTITION, OFFSET, *BEGIN}
+        payload = [name for name in self._names if name not in further]
         begin = BEGIN[2:] if self._by_columns else (PARTITION, OFFSET)
         for rows in self.sides[side].rows():
             content = self._content(rows)
-            hashes = [self._hashes.of_rows(self._hashes.of_columns(content.select(names))) for names in (shown, kept)]
+            hashes = [
+                self._hashes.of_rows(self._hashes.of_columns(content.select(names))) for names in (by_values, payload)
+            ]
             times = [rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()) for name in (VALID_FROM, VALID_TO)]
             last = rows[TIME] if self._by_columns else times[0]
             places = (*map(rows.column, begin), *map(rows.column, VERSION))
@@ -91,10 +94,10 @@ class VersionComparison(KeyComparison):
 
     def load_deletions(self) -> None:
         """Load the deletions by key, and the truncations, with their times."""
-        for side, of in self.sides.items():
+        for side, table in self.sides.items():
             columns = "k UBIGINT, ends BIGINT, c BIGINT, p BIGINT, part INTEGER, off BIGINT"
             self.execute(f"CREATE TABLE dead_{side} ({columns})")
-            for entries in of.deletions():
+            for entries in table.deletions():
                 keys = pa.array(self.keys(entries), mask=entries[self._key[0]].is_null().to_numpy())
                 times = entries[TIME] if TIME in entries.column_names else entries[COMMIT]
                 self._insert(f"dead_{side}", keys, times, *map(entries.column, VERSION))
@@ -102,8 +105,8 @@ class VersionComparison(KeyComparison):
     @property
     def _has_holes(self) -> bool:
         """Whether landed offsets of any partition are unseen."""
-        ((found,),) = self.fetch("SELECT count(*) > 0 FROM hole")
-        return bool(found)
+        ((has_holes,),) = self.fetch("SELECT count(*) > 0 FROM hole")
+        return bool(has_holes)
 
     def judging(self) -> Iterable[str]:
         """Return the statements that find and judge the suspects."""
@@ -138,14 +141,14 @@ class VersionComparison(KeyComparison):
 
     def differing(self) -> Iterable[str]:
         """Return the statements for the columns in which versions differ from the fold's, and for all faults."""
-        beside = {VALID_FROM, *_ENDS, *VERSION, *BEGIN, TIME}
+        further = {VALID_FROM, *_ENDS, *VERSION, *BEGIN, TIME}
 
         def numbers(names: Iterable[str]) -> list[int]:
             return [self._names.index(name) for name in names if name in self._names]
 
-        found = _DIFFERING.format(
+        statement = _DIFFERING.format(
             width=len(self._names),
-            payload=numbers(name for name in self._names if name not in beside),
+            payload=numbers(name for name in self._names if name not in further),
             shown=numbers(self.rules.columns),
             ends=numbers(_ENDS),
             begins=numbers((VALID_FROM, *BEGIN)),
@@ -155,21 +158,21 @@ class VersionComparison(KeyComparison):
             by_columns=str(self._by_columns).lower(),
             repeats=str(self.rules.repeats).lower(),
         )
-        return found, _OPEN, _FAULTS
+        return statement, _OPEN, _FAULTS
 
     def wrong_rows(self) -> Iterable[WrongRow]:
         """Yield the versions with a fault, at most `MOST_ROWS`."""
-        keys = ", ".join(f"coalesce(f.key_{at}, t.key_{at})" for at in range(len(self._key)))
+        keys = ", ".join(f"coalesce(f.key_{number}, t.key_{number})" for number in range(len(self._key)))
         ends = [self._names.index(name) for name in _ENDS]
         for kind, part, off, times, differ, *values in self.fetch(
             _NAMED.format(keys=keys, ends=ends, flag=ends[1:]), MOST_ROWS
         ):
-            key = tuple(zip(self._key, (str(one) for one in values), strict=True))
-            names = tuple(self._names[at] for at in differ or ())
+            key = tuple(zip(self._key, (str(value) for value in values), strict=True))
+            names = tuple(self._names[number] for number in differ or ())
             yield WrongRow(part, off, RowFault(kind), key, names, times)
 
 
-# Of a version that the table has several times: one, if possible the right one.
+# One row of the table for each version: of several rows the one that is most like the fold's.
 _ONCE = """
 CREATE TABLE doubled AS SELECT k, part, off, count(*) AS times FROM held GROUP BY ALL HAVING count(*) > 1;
 CREATE VIEW once AS
