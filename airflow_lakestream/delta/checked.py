@@ -55,6 +55,7 @@ class DeltaChecks(LandingExaminer):
         return publish()
 
     def _examine(self, landing: Landing) -> None:
+        """Check the sink's buffered rows. Raises ChecksFailed."""
         adds = {path_of(add): add for add in self._sink.files}
         written = StagedRows(
             self._sink.columns if adds else pa.schema([]),
@@ -67,16 +68,17 @@ class DeltaChecks(LandingExaminer):
         self.examine(landing, written, None, NOT_KEPT)
 
     def _history(self) -> Iterator[tuple[int, Landing]]:
+        """Yield the group's earlier landings, newest first, each with its time in milliseconds."""
         version = ledger_store.previous_version(self._sink.head, self._group)
-        while version is not None and (found := ledger_store.landing_at(self._sink.store, version, self._group)):
-            landing, before = found
+        while version is not None and (item := ledger_store.landing_at(self._sink.store, version, self._group)):
+            landing, previous = item
             yield int(info_of(read_commit(self._sink.store, version) or ()).get("timestamp", 0)), landing
-            version = before
+            version = previous
 
     def _begin(self, landing: Landing) -> None:
-        """Commit the group's first offsets without rows: "latest" would be another offset in the next run.
+        """Commit the group's first offsets without rows: in the next run, "latest" would be another offset.
 
-        Nothing is committed if the group has begun before. An error is logged only.
+        Nothing is committed if the group has begun before. An error is only logged.
         """
         first = beginning_of(landing)
         if not any(entry.origin for entry in first.topics.values()):

@@ -17,6 +17,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.required import all_optional, with_required
 from airflow_lakestream.tables.schema.types import UNITS, did_you_mean
 
+# Tests of Arrow types, and the types' names in Delta.
 _PRIMITIVES = (
     (arrow.is_boolean, "boolean"),
     (arrow.is_int8, "byte"),
@@ -48,21 +49,22 @@ def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str
 
 
 def merged(held: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return Delta's JSON of `held` followed by the further columns of `wanted`, also within structs."""
-    new = {column["name"]: column for column in wanted}
+    """Return the columns `held` as Delta's JSON, followed by the further columns of `wanted`, also within structs."""
+    further = {column["name"]: column for column in wanted}
     fields = [
-        {**column, "type": _merged_type(column["type"], new.pop(column["name"], column)["type"])} for column in held
+        {**column, "type": _merged_type(column["type"], further.pop(column["name"], column)["type"])} for column in held
     ]
-    return [*fields, *map(dict, new.values())]
+    return [*fields, *map(dict, further.values())]
 
 
 def _merged_type(held: Any, wanted: Any) -> Any:
+    """Return a type as Delta's JSON, with the further struct fields of `wanted`."""
     if not isinstance(held, Mapping) or not isinstance(wanted, Mapping):
         return held
     if held["type"] == "struct":
         return {**held, "fields": merged(held["fields"], wanted["fields"])}
-    inside = [key for key in ("elementType", "valueType") if key in held]
-    return {**held, **{key: _merged_type(held[key], wanted[key]) for key in inside}}
+    parts = [key for key in ("elementType", "valueType") if key in held]
+    return {**held, **{key: _merged_type(held[key], wanted[key]) for key in parts}}
 
 
 def uses_ntz(fields: Iterable[Mapping[str, Any]]) -> bool:
@@ -85,8 +87,8 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises InvalidArgument for a column that the table lacks, for a value that does not fit, and for NULL in a
     required column.
     """
-    if strangers := [name for name in rows.column_names if name not in schema.names]:
-        raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, strangers))}.")
+    if unknown := [name for name in rows.column_names if name not in schema.names]:
+        raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, unknown))}.")
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
@@ -95,7 +97,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             column = rows[field.name]
             if column.type != field.type:
                 try:
-                    # A safe cast: no value is rounded or made NULL; the column that has an unfit value is named.
+                    # A safe cast: no value is rounded or made NULL. The error names the column with the unfit value.
                     column = column.cast(all_optional(field.type))
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:  # no value, or no pair of types, fits
                     raise InvalidArgument("rows", f"column {field.name!r}: {e}") from e
@@ -104,6 +106,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _type(kind: pa.DataType, argument: str, path: str) -> Any:
+    """Return a type as Delta's JSON. Raises InvalidArgument for a type unknown to Delta."""
     if arrow.is_struct(kind):
         return {"type": "struct", "fields": delta_fields(kind, argument, f"{path}.")}
     if arrow.is_list(kind):
@@ -142,7 +145,9 @@ def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | Non
         if schema is None:
             continue
         if column not in schema.names:
-            times = [one.name for one in schema if arrow.is_timestamp(one.type) and UNITS.get(column.lower()) == "day"]
+            times = [
+                field.name for field in schema if arrow.is_timestamp(field.type) and UNITS.get(column.lower()) == "day"
+            ]
             hint = f'With sql, make it of a time: CAST({times[0]} AS DATE) AS "{column}".' if times else ""
             problem = f"there is no column {column!r}; it has {', '.join(schema.names)}."
             raise InvalidArgument("partition_by", problem, hint)
@@ -164,10 +169,10 @@ def check_layout(schema: pa.Schema, held: Sequence[str], table: str, partition_b
     :param partition_by: None accepts the table's own partitions.
     """
     if partition_by is not None and check_partitions(schema, partition_by) != tuple(held):
-        wanted, there = (", ".join(names) or "nothing" for names in (partition_by, held))
+        wanted, current = (", ".join(names) or "nothing" for names in (partition_by, held))
         raise InvalidArgument(
             "partition_by",
-            f"{wanted} asked for; {table} is partitioned by {there}.",
+            f"{wanted} asked for; {table} is partitioned by {current}.",
             "Leave the argument out to keep the table's own.",
         )
     check_partitions(schema, held)
@@ -208,27 +213,32 @@ def rows_by_partition(
         yield {}, rows
         return
     for values in rows.select(list(partitions)).group_by(list(partitions)).aggregate([]).to_pylist():
-        same = None
+        is_in_partition = None
         for name in partitions:
             value = values[name]
-            equal = pc.is_null(rows[name]) if value is None else pc.fill_null(pc.equal(rows[name], value), False)
-            same = equal if same is None else pc.and_(same, equal)
-        yield {name: _text(name, values[name]) for name in partitions}, rows.filter(same).drop_columns(list(partitions))
+            is_equal = pc.is_null(rows[name]) if value is None else pc.fill_null(pc.equal(rows[name], value), False)
+            is_in_partition = is_equal if is_in_partition is None else pc.and_(is_in_partition, is_equal)
+        yield (
+            {name: _text(name, values[name]) for name in partitions},
+            rows.filter(is_in_partition).drop_columns(list(partitions)),
+        )
 
 
 def _sorted(rows: pa.Table, order: Sequence[tuple[str, bool, bool]]) -> pa.Table:
+    """Return rows sorted by the terms of `check_order`."""
     if not order:
         return rows
     keys, table = [], dict[str, pa.Array]()
-    for number, (column, descending, first) in enumerate(order):
+    for number, (column, descending, nulls_first) in enumerate(order):
         # A column of flags before each column decides the place of NULLs.
         table |= {f"n{number}": pc.is_null(rows[column]).cast(pa.int8()), f"v{number}": rows[column]}
-        keys.append((f"n{number}", "descending" if first else "ascending"))
+        keys.append((f"n{number}", "descending" if nulls_first else "ascending"))
         keys.append((f"v{number}", "descending" if descending else "ascending"))
     return rows.take(pc.sort_indices(pa.table(table), sort_keys=keys))
 
 
 def _text(column: str, value: object) -> str | None:
+    """Return a value of a partition column in Delta's text form. Raises InvalidArgument for an empty string."""
     if value == "":
         raise InvalidArgument(
             "partition_by",

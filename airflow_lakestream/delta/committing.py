@@ -31,10 +31,12 @@ from airflow_lakestream.tables.tries import tries
 log = logging.getLogger(__name__)
 
 COMMIT_TRIES = 20
+# Seconds before the second attempt.
 RETRY_PAUSE = 0.05
-# The default of Delta's other writers.
+# Versions between two checkpoints: the default of Delta's other writers.
 CHECKPOINT_INTERVAL = 10
 
+# Names of operations, and their parameters, in `commitInfo`.
 APPEND = ("WRITE", {"mode": "Append"})
 CREATE = ("CREATE TABLE AS SELECT", {"mode": "ErrorIfExists"})
 OVERWRITE = ("WRITE", {"mode": "Overwrite"})
@@ -83,7 +85,9 @@ class DeltaTarget:
 class DeltaFileChange:
     """Removed and new files of a version.
 
-    :param landing: the landing completed for this head; None: the commit's own landing.
+    :param out: the removed files.
+    :param new: the new files.
+    :param landing: the landing completed for this head, or None for the commit's own landing.
     """
 
     out: Sequence[Add] = ()
@@ -104,7 +108,8 @@ class DeltaCommit:
     :param checks: checks of the head of each attempt, in this order; a check or `stage` raises to refuse the head.
     :param notes: table properties to set next to the ledger's.
     :param gone: the names of table properties to remove.
-    :param written: files that `stage` has written, for any head; it grows. Those of other attempts are deleted.
+    :param written: all files that `stage` has written, for any head: the list grows. Files of attempts other than the
+        committed one are deleted.
     """
 
     table: str
@@ -159,6 +164,7 @@ def ledger_allows_overlap(commit: DeltaCommit, head: DeltaTableHead | None) -> N
 
 
 def _check_landing(commit: DeltaCommit, head: DeltaTableHead, others: Mapping[str, Ledger]) -> None:
+    """Refuse a landing that the group's ledger or other ledgers forbid."""
     check_landing(head.table, commit.landing, ledger_store.read_ledger(head, commit.group), others.values())
 
 
@@ -187,7 +193,7 @@ def _actions(commit: DeltaCommit, head: DeltaTableHead | None, change: DeltaFile
 
 
 class DeltaCommitter:
-    """Attempts of a commit, at each new head."""
+    """Attempts of a commit, each at the newest head."""
 
     def __init__(self, tables: DeltaTableAccess, commit: DeltaCommit) -> None:
         self._tables, self._commit, self._table = tables, commit, commit.table
@@ -201,7 +207,7 @@ class DeltaCommitter:
         return self._tables.store(self._table)
 
     def may_be_applied(self) -> bool:
-        """Return whether an unanswered request may have been applied, or may yet be."""
+        """Return whether an unanswered request may have been applied, or may still be applied."""
         return bool(self._open)
 
     def commit(self) -> int:
@@ -229,6 +235,7 @@ class DeltaCommitter:
         raise DeltaCommitRefused(self._table)
 
     def _try(self) -> int | None:
+        """Try to commit once; return the landing's version, or None if another writer has taken the version."""
         head = self._tables.open(self._table)
         # The search follows the read of the head: if the head has this landing, the search finds it.
         if (landed := self._landed()) is not None:
@@ -247,17 +254,18 @@ class DeltaCommitter:
         return self._landed()
 
     def _landed(self) -> int | None:
+        """Return the version that this landing got by an unanswered request, or None."""
         for version in list(dict.fromkeys(self._open)):
             actions = read_commit(self._store, version)
             if actions is None:
                 continue
             if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._commit.landing.landing_id:
-                # Its files may be those of an earlier attempt at the same head, whose answer was lost.
+                # The version's files may be those of an earlier attempt at the same head, whose answer was lost.
                 self.committed = [action["add"] for action in actions if "add" in action]
                 log.info("%s: version %s is this landing's: it was written before.", self._table, version)
                 return version
             # Another landing has the version, so this landing's request was not applied.
-            self._open = [one for one in self._open if one != version]
+            self._open = [other for other in self._open if other != version]
         return None
 
 
@@ -293,6 +301,7 @@ def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, A
 
 
 def _remove_action(add: Add) -> Action:
+    """Return the action that removes a file."""
     return {
         "remove": {
             "path": add["path"],
@@ -306,6 +315,7 @@ def _remove_action(add: Add) -> Action:
 
 
 def _new_head(target: DeltaTarget) -> DeltaTableHead:
+    """Return the head before the first version of a new table, for its metadata."""
     return DeltaTableHead(
         table="",
         version=-1,

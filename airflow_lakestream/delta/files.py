@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 # Number of leading columns with statistics, as in Delta's other writers.
 COLUMNS_WITH_STATISTICS = 32
-# Longer strings have no bounds: an upper bound can't just be cut short.
+# Characters of the longest string with bounds: an upper bound can't just be cut short.
 LONGEST_BOUND = 64
+# Rows in a row group.
 ROW_GROUP = 512 * 1024
 
 Add = Mapping[str, Any]
@@ -53,7 +54,7 @@ def write_files(
     Before an error is raised, the files of this call are deleted.
 
     :param schema: the table's columns, to which the rows are conformed.
-    :param order: column, descending, and nulls first, of each term of the order of rows.
+    :param order: the order of rows, see `columns.check_order`.
     :param prefix: the beginning of the files' names; the next number of `counter` follows.
     :param folder: folder below the table's folder, for the files.
     """
@@ -72,7 +73,7 @@ def write_files(
 def unwritable(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
 ) -> dict[int, str]:
-    """Find unwritable rows by trial, without keeping a file; return the reason of each by the row's number.
+    """Return the reasons of unwritable rows by the rows' numbers, found by writing into memory.
 
     Unknown columns are left out. An error of writing that no row causes is raised.
     """
@@ -92,11 +93,12 @@ def proof_of(
 
 
 def _write_nowhere(
-    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], some: pa.Table
+    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], trial_rows: pa.Table
 ) -> None:
-    rows = conform(some, schema)
-    # No row means no partition: then an empty file shows whether the columns can be written.
-    for values, part in rows_by_partition(rows, partitions, order) if some.num_rows else [({}, rows)]:
+    """Write rows into memory only, for the errors."""
+    rows = conform(trial_rows, schema)
+    # Without rows there is no partition: then an empty file shows whether the columns can be written.
+    for values, part in rows_by_partition(rows, partitions, order) if trial_rows.num_rows else [({}, rows)]:
         _add("", part, values, _parquet(part))
 
 
@@ -151,9 +153,9 @@ def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] =
     """
     names = list(columns or schema.names)
     with pq.ParquetFile(_StoreFile(store, add), pre_buffer=True) as file:
-        there = [name for name in names if name in file.schema_arrow.names]
+        in_file = [name for name in names if name in file.schema_arrow.names]
         for number in range(file.num_row_groups):
-            yield as_columns(file.read_row_group(number, there), add, schema, names)
+            yield as_columns(file.read_row_group(number, in_file), add, schema, names)
 
 
 def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.Table:
@@ -175,18 +177,20 @@ def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[st
         if field.name in add["partitionValues"]:
             text = add["partitionValues"][field.name]
             arrays[field.name] = pa.repeat(pa.scalar(text, pa.string()), count).cast(field.type)
-    made = {n: arrays[n] for n in wanted.names if n in arrays}
-    made |= {f.name: pa.nulls(count, f.type) for f in wanted if f.name not in made}
-    return pa.Table.from_arrays([made[f.name].cast(f.type) for f in wanted], schema=wanted)
+    by_name = {name: arrays[name] for name in wanted.names if name in arrays}
+    by_name |= {field.name: pa.nulls(count, field.type) for field in wanted if field.name not in by_name}
+    return pa.Table.from_arrays([by_name[field.name].cast(field.type) for field in wanted], schema=wanted)
 
 
 def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | None]) -> Add:
+    """Write rows of a partition as a file; return the file."""
     data = _parquet(rows)
     obstore.put(store, path, data.to_pybytes(), mode="create")
     return _add(path, rows, values, data)
 
 
 def _add(path: str, rows: pa.Table, values: Mapping[str, str | None], data: pa.Buffer) -> Add:
+    """Return the `add` action of a file with these rows, in the partition with these values."""
     return {
         "path": quote(path),
         "partitionValues": dict(values),
@@ -205,10 +209,11 @@ def _parquet(rows: pa.Table) -> pa.Buffer:
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:
+    """Return the statistics of rows for an `add` action."""
     lowest, highest, nulls = {}, {}, {}
     for field in list(rows.schema)[:COLUMNS_WITH_STATISTICS]:
         if arrow.is_nested(field.type):
-            # Readers expect counts of all its parts there, or no counts.
+            # Readers expect counts of all parts of a nested column, or no counts.
             continue
         column = rows[field.name]
         nulls[field.name] = column.null_count
@@ -218,6 +223,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
 
 
 def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    """Return a column's bounds for the statistics, or None if the column gets none."""
     # Floats get no bounds: each reader treats NaN in bounds differently.
     plain = (arrow.is_integer, arrow.is_string, arrow.is_date32, arrow.is_timestamp)
     if not any(test(kind) for test in plain) or column.null_count == len(column):
@@ -238,27 +244,29 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
     return low, high
 
 
-def _milliseconds(at: datetime) -> str:
-    text = (at.astimezone(UTC) if at.tzinfo else at).replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return f"{text}Z" if at.tzinfo else text
+def _milliseconds(moment: datetime) -> str:
+    """Return a time with milliseconds as text; a time with a zone in UTC, with a Z at the end."""
+    if moment.tzinfo is None:
+        return moment.isoformat(timespec="milliseconds")
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
-# Largest difference between the clocks of a store and a writer.
+# Largest difference between the clocks of a store and a writer, in milliseconds.
 CLOCK_DIFFERENCE_MS = 3_600_000
 
 
 def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) -> tuple[int, int]:
-    """Delete files below a folder never added by a version; return the numbers of deleted and of remaining files.
+    """Delete the files below a folder that no version has added; return the numbers of deleted and remaining files.
 
     The versions since the oldest of the files are read. If the log does not go back that far, or the table is missing,
     nothing is deleted: another version may need a file that the head no longer has. Both numbers are then 0.
     """
-    there = {
+    modified = {
         item["path"]: int(item["last_modified"].timestamp() * 1000)
-        for part in obstore.list(store, folder.strip("/"))
-        for item in part
+        for page in obstore.list(store, folder.strip("/"))
+        for item in page
     }
-    if head is None or not there:
+    if head is None or not modified:
         return 0, 0
     added: set[str] = set()
     for version in range(head.version, -1, -1):
@@ -266,8 +274,8 @@ def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) ->
         if actions is None:
             return 0, 0
         added |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
-        if info_of(actions).get("timestamp", 0) < min(there.values()) - CLOCK_DIFFERENCE_MS:
+        if info_of(actions).get("timestamp", 0) < min(modified.values()) - CLOCK_DIFFERENCE_MS:
             break
-    unused = [{"path": quote(path)} for path in there if path not in added]
+    unused = [{"path": quote(path)} for path in modified if path not in added]
     left = delete_files(store, unused)
     return len(unused) - len(left), len(left)

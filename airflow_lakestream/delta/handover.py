@@ -58,7 +58,7 @@ def outline(tables: DeltaTableAccess, table: str, target: DeltaTarget, schema: p
 
     :param schema: the target's columns.
     """
-    assert isinstance(tables, DeltaStorage | DeltaOutline), "there are no others"
+    assert isinstance(tables, DeltaStorage | DeltaOutline), "no other class gives access to tables"
     return DeltaOutline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 
 
@@ -89,7 +89,7 @@ def delete(outline: DeltaOutline, files: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def encode_files(target: DeltaTarget, files: Sequence[Any]) -> dict[str, Any]:
-    """Return files written for the target as JSON, with the data for `misfit`."""
+    """Return files written for the target as JSON-ready values, with the data for `misfit`."""
     return {
         "table_id": _id(target),
         "schema": _fingerprint(target),
@@ -106,16 +106,18 @@ def misfit(target: DeltaTarget, store: Any, handed: Mapping[str, Any]) -> str | 
         return "the table's schema was changed since they were written"
     if handed["partitions"] != list(target.partitions):
         return "the table's partitioning was changed since they were written"
-    # An earlier try of the commit may have swept them; a table must never refer to missing files.
-    gone = next((path_of(add) for add in handed["files"] if not _exists(store, path_of(add))), None)
-    return None if gone is None else f"they are gone, such as {gone}"
+    # An earlier try of the commit may have deleted the files; a table must never refer to missing files.
+    missing = next((path_of(add) for add in handed["files"] if not _exists(store, path_of(add))), None)
+    return None if missing is None else f"they are gone, such as {missing}"
 
 
 def _id(target: DeltaTarget) -> str:
+    """Return the table's id; empty for a table not created yet."""
     return "" if target.base is None else target.base.table_id
 
 
 def _fingerprint(target: DeltaTarget) -> str:
+    """Return a short hash of the target's columns."""
     return hashlib.sha256(json.dumps(list(target.fields), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -27,7 +27,7 @@ GENERATION_PREFIX = "lakestream.generation."
 # Next to a landing's own keys in `commitInfo`: the version of the group's landing before it.
 PREVIOUS = "lakestream.previous"
 SCHEMA_CHANGES = "lakestream.schema-changes"
-# Each commit is a small file to read.
+# The greatest number of commits that are read back, since each is a file to read.
 MOST_COMMITS_LOOKED_AT = 2_000
 
 
@@ -97,8 +97,8 @@ def properties_after(
 
 def previous_version(head: DeltaTableHead | None, consumer_group: str) -> int | None:
     """Return the version of the group's last landing in the table's history, or None before the first landing."""
-    found = reading(head, consumer_group)
-    return found.path[-1].snapshot_id if found.path else None
+    ledger_reading = reading(head, consumer_group)
+    return ledger_reading.path[-1].snapshot_id if ledger_reading.path else None
 
 
 def check_not_taken_away(head: DeltaTableHead, consumer_group: str, store: Any) -> None:
@@ -107,8 +107,8 @@ def check_not_taken_away(head: DeltaTableHead, consumer_group: str, store: Any) 
     If the log does not go back far enough to decide, a table with the property is accepted with a warning, and a
     table without it is refused. Raises LedgerTakenAway.
     """
-    last, held = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
-    if last is None or held >= last:
+    transaction_number, noted_number = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
+    if transaction_number is None or noted_number >= transaction_number:
         return
     for version in range(head.version, max(-1, head.version - MOST_COMMITS_LOOKED_AT), -1):
         actions = read_commit(store, version)
@@ -130,20 +130,22 @@ def taken_back(head: DeltaTableHead, store: Any) -> list[str]:
 
     Such a landing's transaction number is above the number in the property, which was restored with the files.
     """
-    held = {app_id(group): _generation(head, group) for group in groups(head)}
-    lagging = {app: number for app, number in held.items() if (head.txn(app) or 0) > number}
-    found: list[str] = []
+    noted = {app_id(group): _generation(head, group) for group in groups(head)}
+    lagging = {app: number for app, number in noted.items() if (head.txn(app) or 0) > number}
+    landing_ids: list[str] = []
     for version in range(head.version, max(-1, head.version - MOST_COMMITS_LOOKED_AT), -1):
         actions = read_commit(store, version) if lagging else None
         if actions is None:
             break
-        for app, number in [(one["txn"]["appId"], one["txn"]["version"]) for one in actions if "txn" in one]:
-            # From this number on, and below, the restored table has the landings.
+        for app, number in [
+            (action["txn"]["appId"], action["txn"]["version"]) for action in actions if "txn" in action
+        ]:
+            # The restored table has the landings with this number and all lower numbers.
             if number <= lagging.get(app, number):
                 lagging.pop(app, None)
             elif landing_id := info_of(actions).get(codec.SUMMARY_LANDING_ID):
-                found.append(landing_id)
-    return found
+                landing_ids.append(landing_id)
+    return landing_ids
 
 
 def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, int | None] | None:
@@ -164,12 +166,16 @@ def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, 
 def landings_of_run(head: DeltaTableHead, store: Any, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
     """Return the landings of a run in the table's history, oldest first, as far back as the log goes."""
     path = [entry for entry in reading(head, consumer_group).path if entry.landing is not None]
-    found = {e.snapshot_id: e.landing for e in path if e.landing is not None and e.landing.run_id == run_id}
+    landings = {
+        entry.snapshot_id: entry.landing
+        for entry in path
+        if entry.landing is not None and entry.landing.run_id == run_id
+    }
     # The log is read, and not only the journal: the log has the counts by partition, too.
-    found |= {version: item[0] for version in found if (item := landing_at(store, version, consumer_group))}
-    if path and path[0].snapshot_id in found:
-        found |= dict(_earlier(store, path[0].snapshot_id, consumer_group, run_id))
-    return sorted(found.items())
+    landings |= {version: item[0] for version in landings if (item := landing_at(store, version, consumer_group))}
+    if path and path[0].snapshot_id in landings:
+        landings |= dict(_earlier(store, path[0].snapshot_id, consumer_group, run_id))
+    return sorted(landings.items())
 
 
 def version_of_landing(head: DeltaTableHead, consumer_group: str, landing_id: str) -> int | None:
@@ -199,12 +205,13 @@ def summary_of(
 
 
 def _earlier(store: Any, version: int, consumer_group: str, run_id: str) -> Iterator[tuple[int, Landing]]:
-    # A run's landings follow each other, so the search ends at another run's landing.
-    at: int | None = version
-    while at is not None and (item := landing_at(store, at, consumer_group)) and item[0].run_id == run_id:
-        yield at, item[0]
-        at = item[1]
+    """Yield a run's landings from a version backwards; they follow each other, so another run's landing is the end."""
+    current: int | None = version
+    while current is not None and (item := landing_at(store, current, consumer_group)) and item[0].run_id == run_id:
+        yield current, item[0]
+        current = item[1]
 
 
 def _generation(head: DeltaTableHead, consumer_group: str) -> int:
+    """Return the number of the group's landings by the table's property; 0 without the property."""
     return int(head.properties.get(GENERATION_PREFIX + consumer_group, 0))

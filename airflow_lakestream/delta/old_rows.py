@@ -53,7 +53,7 @@ MANY_RANGES = (
 )
 _OldAddedFile = OldRowFile[Add, list[Add]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Statistics have milliseconds, which some writers get by cutting the rest off.
+# The most microseconds that the statistics may lack: some writers cut times to milliseconds.
 _CUT_OFF = 999
 
 
@@ -74,15 +74,15 @@ def age_of(file: Add, cutoff: RowCutoff) -> FileAge:
 
 
 def _number(value: Any, kind: pa.DataType) -> int | None:
-    """Return a time as days or microseconds since 1970; a value of a partition is a text."""
+    """Return a time as days or microseconds since 1970, by its type; partition values are texts."""
     if value is None:
         return None
     if pa.types.is_date(kind):
         day = date.fromisoformat(value) if isinstance(value, str) else value
         return int((day - _EPOCH.date()).days)
-    at = datetime.fromisoformat(value) if isinstance(value, str) else value
-    since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    age = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return (age.days * 86_400 + age.seconds) * 10**6 + age.microseconds
 
 
 class _NoOldRowsOfGroup(LakestreamError):
@@ -91,7 +91,13 @@ class _NoOldRowsOfGroup(LakestreamError):
 
 @dataclass
 class _DeltaOldRowRemoval:
-    """Stages of a removal of a group's old rows; what was read of a file is kept for the next head."""
+    """Removal of a group's old rows; the old rows found in a file are cached for the next head.
+
+    :param is_over: whether the caller asked to end.
+    :param now: the time, or None for the present.
+    :ivar report: the report of the last attempt.
+    :ivar written: the new files of all attempts.
+    """
 
     tables: DeltaTableAccess
     name: str
@@ -126,45 +132,47 @@ class _DeltaOldRowRemoval:
         return self.report
 
     def _stage(self, landing: Landing, head: DeltaTableHead | None) -> DeltaFileChange:
+        """Return the files to remove and to add at a head. Raises _NoOldRowsOfGroup if there are none."""
         assert head is not None, "the files fit no missing table"
         cutoff = self.rule.cutoff(self.name, head.schema, self.now)
         ledgers = ledger_store.ledgers(head, self.group)
         files, left = _candidates(head, cutoff, self.rule.exact)
-        found, is_whole = self._look(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff), files)
-        own = [one for one in found if self._is_own(groups_of(self.name, one.positions, ledgers), ledgers)]
-        chosen, changes = within_bound(self.name, own, lambda one: one.positions, ledgers, MANY_RANGES)
+        with_old_rows, is_whole = self._look(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff), files)
+        own = [file for file in with_old_rows if self._is_own(groups_of(self.name, file.positions, ledgers), ledgers)]
+        chosen, changes = within_bound(self.name, own, lambda file: file.positions, ledgers, MANY_RANGES)
         self.report = RemovalReport.of(chosen, left, is_whole=is_whole and len(chosen) == len(own))
         if not chosen:
             raise _NoOldRowsOfGroup(self.name)
-        new = [file for one in chosen if not one.is_whole for file in self._remainder(head, cutoff, one)]
+        new = [add for file in chosen if not file.is_whole for add in self._remainder(head, cutoff, file)]
         change = Landing(landing.landing_id, landing.run_id, changes.get(self.group, {}))
-        return DeltaFileChange([one.file for one in chosen], new, change)
+        return DeltaFileChange([file.file for file in chosen], new, change)
 
     def _is_own(self, groups: frozenset[str], ledgers: Collection[str]) -> bool:
-        """Return whether a file's old rows are the group's; rows of no ledger go with those of the first group."""
+        """Return whether a file's old rows are the group's; rows that no ledger has count as the first group's."""
         if len(groups) > 1:
             problem = f"a file has rows of several consumer groups: {', '.join(sorted(groups))}."
             raise RetentionRefused(self.name, problem, "Give each group a Delta table of its own; or use Iceberg.")
         return self.group in groups or (not groups and self.group == min(ledgers))
 
     def _look(self, reader: _DeltaOldRowReader, files: Sequence[Add]) -> tuple[list[_OldAddedFile], bool]:
-        """Return the files with old rows up to the first one that there is no time for, and whether these are all."""
-        found = list[_OldAddedFile]()
+        """Return the files with old rows, and whether all files were searched: the search ends if `is_over`."""
+        with_old_rows = list[_OldAddedFile]()
         for file in files:
             path: str = file["path"]
             if path not in self._known:
                 if self.is_over():
-                    return found, False
+                    return with_old_rows, False
                 self._known[path] = reader.look(file)
             if self._known[path].rows:
-                found.append(self._known[path])
-        return found, True
+                with_old_rows.append(self._known[path])
+        return with_old_rows, True
 
-    def _remainder(self, head: DeltaTableHead, cutoff: RowCutoff, one: _OldAddedFile) -> list[Add]:
-        if one.remainder is None:
-            one.remainder = list(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff).remainder(one.file))
-            self.written += one.remainder
-        return one.remainder
+    def _remainder(self, head: DeltaTableHead, cutoff: RowCutoff, file: _OldAddedFile) -> list[Add]:
+        """Return new files with a file's rows that are not old, written by this or an earlier attempt."""
+        if file.remainder is None:
+            file.remainder = list(_DeltaOldRowReader(self.tables.store(self.name), head, cutoff).remainder(file.file))
+            self.written += file.remainder
+        return file.remainder
 
 
 @dataclass(frozen=True)
@@ -187,12 +195,12 @@ class _DeltaOldRowReader:
 
     def remainder(self, file: Add) -> Iterator[Add]:
         """Write the rows of a file that are not old, and yield the new files."""
-        prefix, numbers, held = uuid.uuid4().hex, itertools.count(), list[pa.Table]()
-        for some in itertools.chain(read_parts(self.store, file, self.head.schema), [None]):
-            if some is not None:
-                held.append(some.filter(pc.invert(self.cutoff.old(some))))
-            if held and (some is None or sum(one.nbytes for one in held) >= REMAINDER_BYTES):
-                rows, held = pa.concat_tables(held), []
+        prefix, numbers, collected = uuid.uuid4().hex, itertools.count(), list[pa.Table]()
+        for part in itertools.chain(read_parts(self.store, file, self.head.schema), [None]):
+            if part is not None:
+                collected.append(part.filter(pc.invert(self.cutoff.old(part))))
+            if collected and (part is None or sum(kept.nbytes for kept in collected) >= REMAINDER_BYTES):
+                rows, collected = pa.concat_tables(collected), []
                 if rows.num_rows:
                     yield from write_files(
                         self.store, self.head.schema, self.head.partitions, (), rows, prefix, numbers
@@ -208,7 +216,10 @@ def _proven(file: Add, positions: PositionReader) -> RangeSet | None:
 
 
 def _candidates(head: DeltaTableHead, cutoff: RowCutoff, exact: bool) -> tuple[list[Add], int]:
-    """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old."""
+    """Return the files with rows to remove, oldest first, and the number of files that stay though rows may be old.
+
+    :param exact: whether files with old and new rows are rewritten; otherwise they stay.
+    """
     ages = ((file, age_of(file, cutoff)) for file in live_files(head))
 
     def newest(file: Add) -> int:
@@ -220,18 +231,19 @@ def _candidates(head: DeltaTableHead, cutoff: RowCutoff, exact: bool) -> tuple[l
 
 
 def _removable(commit: DeltaCommit, head: DeltaTableHead | None) -> None:
+    """Refuse a head whose rows must not be removed; see `check_removable`."""
     if head is not None:
         check_removable(head)
 
 
 def find_old_rows(head: DeltaTableHead, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
-    """Return the files that are whole old, with the number of their rows; no data file is opened.
+    """Return the number of files with only old rows, and of their rows; no data file is opened.
 
     Raises RetentionRefused, UnfitTable, and CannotReplace for deletion vectors.
     """
     check_removable(head)
     files, left = _candidates(head, rule.cutoff(head.table, head.schema, now), exact=False)
-    return RemovalReport(sum(one["stats"]["numRecords"] or 0 for one in files), len(files), left=left)
+    return RemovalReport(sum(file["stats"]["numRecords"] or 0 for file in files), len(files), left=left)
 
 
 def remove_old_rows(
@@ -246,7 +258,7 @@ def remove_old_rows(
     Without old files nothing is committed. Raises the errors of `find_old_rows`, RetentionRefused for a table without a
     ledger, and the errors of commits.
 
-    :param is_over: whether the caller asked to end: what was looked at is removed, oldest first.
+    :param is_over: whether the caller asked to end: then only the files searched until then are removed, oldest first.
     :param now: the time; default: the present.
     """
     find_old_rows(head, rule, now)
@@ -254,9 +266,13 @@ def remove_old_rows(
     if not groups:
         problem = "it has no ledger, since no run of this package landed into it."
         raise RetentionRefused(head.table, problem, "Use `DeltaTable(...).delete(...)`.")
-    done = RemovalReport()
+    total = RemovalReport()
     for group in groups:
-        one = _DeltaOldRowRemoval(tables, head.table, rule, group, is_over, now).run(head)
-        rows, files, rewritten = done.rows + one.rows, done.files + one.files, done.rewritten + one.rewritten
-        done = RemovalReport(rows, files, rewritten, one.left, done.is_whole and one.is_whole)
-    return done
+        report = _DeltaOldRowRemoval(tables, head.table, rule, group, is_over, now).run(head)
+        rows, files, rewritten = (
+            total.rows + report.rows,
+            total.files + report.files,
+            total.rewritten + report.rewritten,
+        )
+        total = RemovalReport(rows, files, rewritten, report.left, total.is_whole and report.is_whole)
+    return total

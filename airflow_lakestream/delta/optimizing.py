@@ -1,7 +1,7 @@
-"""OPTIMIZE of a Delta table: the claim for one at a time, and Z-order by need.
+"""OPTIMIZE of a Delta table: the claim that lets only one run at a time, and Z-order by need.
 
-delta-rs lets two OPTIMIZE that ran at the same time rewrite the same files: each row would be there twice. But delta-rs
-refuses an OPTIMIZE if the table's metadata was changed since its begin. So each one begins with such a change.
+With delta-rs, two OPTIMIZE at the same time can rewrite the same files: each row would be there twice. But delta-rs
+refuses an OPTIMIZE if the table's metadata was changed since its beginning. So each OPTIMIZE begins with such a change.
 
 A Z-order takes the partitions with files written since the last Z-order, one after the other. Each commit of a Z-order
 notes the columns, and the last one of a run the version up to which all files are in order. Files of later versions are
@@ -35,11 +35,12 @@ from airflow_lakestream.tables.tries import tries
 
 # Property of the table that each OPTIMIZE changes first.
 OPTIMIZER = "lakestream.optimizer"
+# Attempts to claim a table, and seconds before the second one.
 TRIES, PAUSE = 8, 0.2
 
 
 def claimed(look: Callable[[], DeltaTableHead], store: Any) -> DeltaTable:
-    """Return the version that claims the table: an OPTIMIZE that began before fails.
+    """Claim the table by a new version, and return the table at it: an OPTIMIZE that began before fails.
 
     The version changes only the properties. delta-rs would also add table features that other engines may not know.
 
@@ -50,11 +51,11 @@ def claimed(look: Callable[[], DeltaTableHead], store: Any) -> DeltaTable:
     """
     for _ in tries(TRIES, PAUSE):
         head = look()
-        assert head.delta is not None, "the table is really there"
+        assert head.delta is not None, "the head was loaded by delta-rs"
         properties, version = {**head.properties, OPTIMIZER: uuid.uuid4().hex}, head.version + 1
         info = commit_info("SET TBLPROPERTIES", {}, {})
         if put_commit(store, version, [info, head.metadata_action(properties, head.fields)]):
-            # Not a newer version, which might have the claim of another one.
+            # Not a newer version, which might have the claim of another OPTIMIZE.
             head.delta.load_as_version(version)
             return head.delta
     raise CommitFailedError("Other writers were faster at each try.")
@@ -64,9 +65,9 @@ log = logging.getLogger(__name__)
 
 # Key of a commit's `commitInfo`: the columns, and the version up to which all files are in order.
 NOTE = "lakestream.zorder"
-# Versions that are read back: each is a small file.
+# Most versions that are read back: each is a file to read.
 MOST_COMMITS = 20_000
-# Bytes that delta-rs sorts in memory before it takes the disk.
+# Bytes that delta-rs sorts in memory before it uses the disk.
 MOST_MEMORY = 2**30
 # Values of partition columns as texts, in the order of the columns.
 Values = tuple[str | None, ...]
@@ -74,7 +75,7 @@ Values = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class ZOrderPlan:
-    """Partitions to rewrite, with their files, and the version that they are of."""
+    """Partitions to rewrite, with their files, as of a version of the table."""
 
     version: int
     partitions: dict[Values, list[Add]]
@@ -94,7 +95,13 @@ class ZOrderPlan:
 
 @dataclass
 class ZOrderReport:
-    """Numbers of rewritten and new files, and of partitions that another writer changed meanwhile."""
+    """Result of a Z-order.
+
+    :param files: the number of rewritten files.
+    :param new: the number of new files.
+    :param lost: the number of partitions that another writer has changed meanwhile.
+    :param is_whole: whether the plan was worked off.
+    """
 
     files: int = 0
     new: int = 0
@@ -119,38 +126,38 @@ def check_columns(head: DeltaTableHead, columns: Sequence[str]) -> None:
 def plan_of(store: Any, head: DeltaTableHead, columns: Sequence[str]) -> ZOrderPlan:
     """Return the partitions with files out of order. Raises InvalidArgument.
 
-    :param store: its root is the table's folder.
+    :param store: the store of the table's folder.
     """
     check_columns(head, columns)
-    known, otherwise = _out_of_order(store, head.version, columns)
+    is_out_of_order, default = _out_of_order(store, head.version, columns)
     files = defaultdict[Values, list[Add]](list)
     for add in adds_of(head):
         files[tuple(add["partitionValues"].values())].append(add)
     due = {
         values: adds
         for values, adds in files.items()
-        if any(known.get(unquote(add["path"]), otherwise) for add in adds)
+        if any(is_out_of_order.get(unquote(add["path"]), default) for add in adds)
     }
     return ZOrderPlan(head.version, due)
 
 
 def _out_of_order(store: Any, newest: int, columns: Sequence[str]) -> tuple[dict[str, bool], bool]:
-    """Return whether files are out of order, by path, and whether all other files are."""
-    known, up_to, version = dict[str, bool](), -1, newest
+    """Return whether files are out of order, by path, and whether files without an entry are out of order."""
+    by_path, up_to, version = dict[str, bool](), -1, newest
     while version > up_to:
         actions = read_commit(store, version) if newest - version < MOST_COMMITS else None
         if actions is None:
-            return known, True
+            return by_path, True
         note = json.loads(info_of(actions).get(NOTE, "{}"))
         is_ordered = note.get("by") == [*columns]
         for action in actions:
             if "add" in action:
                 # The newest version decides: RESTORE adds a file once more.
-                known.setdefault(unquote(action["add"]["path"]), not is_ordered)
+                by_path.setdefault(unquote(action["add"]["path"]), not is_ordered)
         if is_ordered:
             up_to = max(up_to, note.get("up_to", -1))
         version -= 1
-    return known, up_to < 0
+    return by_path, up_to < 0
 
 
 def zorder(
@@ -164,7 +171,7 @@ def zorder(
     """Z-order the partitions of a plan, each in a commit. Raises DeltaError.
 
     :param open_table: returns a version that only this OPTIMIZE may rewrite, see `optimizing.claimed`.
-    :param target_bytes: size of a new file; None: the table's.
+    :param target_bytes: the size of new files, or None for the table's own setting.
     :param is_over: whether the caller asked to end; then the next run goes on.
     """
     report = ZOrderReport()
@@ -177,7 +184,7 @@ def zorder(
             note["up_to"] = plan.version
         filters: Any = [(name, "=", value or "") for name, value in zip(head.partitions, values, strict=True)]
         try:
-            done = open_table().optimize.z_order(
+            metrics = open_table().optimize.z_order(
                 columns,
                 partition_filters=filters or None,
                 target_size=target_bytes,
@@ -188,10 +195,10 @@ def zorder(
             # Another writer removed one of the files.
             report.lost += 1
             continue
-        if not done["numFilesRemoved"]:
+        if not metrics["numFilesRemoved"]:
             # Such as an empty text, which readers take for NULL.
             log.warning("%s: delta-rs finds no file of the partition %s, which stays as it is.", head.table, values)
-        report.files += int(done["numFilesRemoved"])
-        report.new += int(done["numFilesAdded"])
+        report.files += int(metrics["numFilesRemoved"])
+        report.new += int(metrics["numFilesAdded"])
         log.info("%s: %s of %s partitions are Z-ordered.", head.table, number, len(plan.partitions))
     return report

@@ -73,6 +73,7 @@ _OF_WRITERS = {
 }
 _OF_READERS = {2: ("columnMapping",)}
 _WITH_READER_FEATURES, _WITH_WRITER_FEATURES = 3, 7
+# Most characters of delta-rs' text in an error.
 _LONGEST = 500
 _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 
@@ -85,7 +86,7 @@ class UnfitTable(LakestreamError, Terminal):
 
 
 def unreadable(table: str, error: str) -> UnfitTable:
-    """Return the refusal of a table unreadable by delta-rs.
+    """Return the error for a table that delta-rs can't read.
 
     :param error: the error of delta-rs.
     """
@@ -121,12 +122,12 @@ def check_writable(head: DeltaTableHead) -> None:
 def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
     """Return the protocol action of a version with these columns; empty if the protocol stays.
 
-    Readers refuse a table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
+    Readers refuse a table with a `timestamp_ntz` column without the feature, so the feature is added with the column.
     """
     # A new table begins with the lowest versions.
-    held = DeltaTableHead("", -1, "", pa.schema([]), (), ()) if head is None else head
-    reader, writer = held.reader_version, held.writer_version
-    readers, writers = held.reader_features, held.writer_features
+    current = DeltaTableHead("", -1, "", pa.schema([]), (), ()) if head is None else head
+    reader, writer = current.reader_version, current.writer_version
+    readers, writers = current.reader_features, current.writer_features
     if uses_ntz(fields) and not (NTZ_FEATURE in readers and NTZ_FEATURE in writers):
         readers |= {NTZ_FEATURE, *_named(_OF_READERS, reader)}
         writers |= {NTZ_FEATURE, *_named(_OF_WRITERS, writer)}
@@ -142,7 +143,7 @@ def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]
 
 
 def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]:
-    # A version above these lists its features itself.
+    """Yield the features of a protocol version that lists no features itself."""
     return (name for needed, names in features.items() if needed <= version <= max(features) for name in names)
 
 
@@ -159,7 +160,7 @@ def check_removable(head: DeltaTableHead) -> None:
 
 def check_no_dead_rows(head: DeltaTableHead) -> None:
     """Refuse a table with deletion vectors: deleted rows are still in the files. Raises CannotReplace."""
-    assert head.delta is not None, "the table is really there"
+    assert head.delta is not None, "the head was loaded by delta-rs"
     if dead := pa.table(head.delta.deletion_vectors()).num_rows:
         raise CannotReplace(
             f"{head.table} has {dead} files with deletion vectors: their deleted rows would come back. Nothing was "

@@ -43,11 +43,11 @@ class DeltaMainLedgers:
     def place(self, consumer_group: str, landing_id: str) -> int | None:
         """Return the place of a landing in the table's history, or None for an unknown landing.
 
-        The place is the version in the log; of a landing whose version was cleaned up a number below 0, by the ledger's
-        list of landing ids.
+        The place is the version in the log. A landing whose version was cleaned up has a negative place, by the
+        ledger's list of landing ids.
         """
-        found = ledger_store.version_of_landing(self._head, consumer_group, landing_id)
-        return self.ledger(consumer_group).noted.place(landing_id) if found is None else found
+        version = ledger_store.version_of_landing(self._head, consumer_group, landing_id)
+        return self.ledger(consumer_group).noted.place(landing_id) if version is None else version
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""
@@ -66,8 +66,8 @@ def counting_rows(
 ) -> Iterator[pa.Table]:
     """Yield a group's rows that count: of landings in the main table's ledger, at landed offsets.
 
-    :param topic: only of this topic.
-    :param ranges: only at these offsets.
+    :param topic: the topic, or None for all topics.
+    :param ranges: the offsets, or None for all offsets.
     :param columns: the columns to read in addition to `PLACE`; default: all.
     """
     settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
@@ -95,7 +95,8 @@ class DeltaRejects:
         self.sink.takes_records = False
 
     @cached_property
-    def _files(self) -> Any:
+    def _store(self) -> Any:
+        """The store of the main table's folder."""
         return self._tables.store(self._name)
 
     def rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -105,20 +106,23 @@ class DeltaRejects:
 
     def note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
         """Commit rejected records with the note of their landing, and remove stale rows."""
-        adds, written = self.sink.files, list[Add]()
+        new_files, written = self.sink.files, list[Add]()
         # The files of remaining rows by the path of the old file: a retry at another head does not write them again.
-        rests: dict[str, list[Add]] = {}
+        remainders: dict[str, list[Add]] = {}
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
             rows = self._rows_in(head, settlement.ranges) if head is not None and settlement.is_due else ()
             stale = dict[str, Add]()
             for add, rest in settlement.remainders(rows):
                 stale[add["path"]] = add
-                if add["path"] not in rests:
-                    rests[add["path"]] = self.sink.write_noting(written, rest) if len(rest) else []
-            return DeltaFileChange(list(stale.values()), [*(file for path in stale for file in rests[path]), *adds])
+                if add["path"] not in remainders:
+                    remainders[add["path"]] = self.sink.write_noting(written, rest) if len(rest) else []
+            return DeltaFileChange(
+                list(stale.values()), [*(file for path in stale for file in remainders[path]), *new_files]
+            )
 
-        notes, gone = {one.key: one.encode() for one in pending}, [one.key for one in settlement.settled]
+        notes = {waiting.key: waiting.encode() for waiting in pending}
+        gone = [settled.key for settled in settlement.settled]
         commit = self.sink.commit_of(landing, stage, written, checks=(files_fit,))
         self.sink.drive(replace(commit, notes=notes, gone=gone))
 
@@ -134,7 +138,7 @@ class DeltaRejects:
     def main_ledgers(self) -> DeltaMainLedgers | None:
         """Return the ledgers of the main table, or None if the table does not exist."""
         head = self._tables.open(self._name)
-        return None if head is None else DeltaMainLedgers(head, self._files)
+        return None if head is None else DeltaMainLedgers(head, self._store)
 
     def new_path(self, folder: str) -> str:
         """Return a new path for records, below a folder of the main table's data."""
@@ -143,11 +147,11 @@ class DeltaRejects:
 
     def store(self, path: str, records: bytes) -> None:
         """Store records for the committing process."""
-        obstore.put(self._files, path, records, mode="create")
+        obstore.put(self._store, path, records, mode="create")
 
     def read(self, path: str) -> bytes:
         """Return records stored by another worker."""
-        return bytes(obstore.get(self._files, path).bytes())
+        return bytes(obstore.get(self._store, path).bytes())
 
     def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
         """Read and delete records stored by a process of this run; return also the paths possibly left."""
@@ -156,14 +160,14 @@ class DeltaRejects:
     def is_there(self, path: str) -> bool:
         """Return whether stored records exist."""
         try:
-            obstore.head(self._files, path)
+            obstore.head(self._store, path)
         except FileNotFoundError:
             return False
         return True
 
     def delete(self, paths: Sequence[str]) -> Sequence[str]:
         """Delete stored records; return the paths possibly left. Never raises."""
-        return delete_files(self._files, [{"path": path} for path in paths])
+        return delete_files(self._store, [{"path": path} for path in paths])
 
 
 def rejecting_sink(

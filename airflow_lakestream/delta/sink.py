@@ -87,7 +87,7 @@ _KNOWN_PROPERTIES = (
 def check_design(design: TableDesign, *, widens: bool = False) -> None:
     """Refuse a design impossible for a Delta table. Raises InvalidArgument.
 
-    :param widens: allow wider types, for staged files without a table.
+    :param widens: whether wider types are allowed, as for staged files without a table.
     """
     if design.evolution is SchemaEvolution.WIDEN and not widens:
         raise InvalidArgument(
@@ -141,7 +141,7 @@ class DeltaSink(TableSink[Add]):
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
         self._head: DeltaTableHead | None = None
-        # The look before, which the next `load` takes: the table, or None if it was missing.
+        # The result of a look that the next `load` uses in place of its own: the table, or None if missing.
         self._look: tuple[DeltaTableHead | None] | None = None
         # The version at the run's first look, kept when the run plans again: a replace must find later landings.
         self._first_version: int | None = None
@@ -151,7 +151,7 @@ class DeltaSink(TableSink[Add]):
     @cached_property
     def store(self) -> Any:
         """The store of the table's folder."""
-        # Opened when needed: a missing folder would be made.
+        # Opened only if needed, since a missing folder is created.
         return self._tables.store(self._name)
 
     def _load(self, run_id: str) -> TableState:
@@ -169,7 +169,7 @@ class DeltaSink(TableSink[Add]):
         if head is None:
             self._change = None
             if self._design.schema is not None:
-                self._found(None)
+                self._start_columns(None)
             schema = None if self._change is None else self._decoded(self._change)
             return TableState(Ledger(self._group), schema=schema, exists=False)
         check_writable(head)
@@ -193,7 +193,7 @@ class DeltaSink(TableSink[Add]):
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Buffer rows for the next commit; files are written in the background."""
         if self._change is None:
-            self._found(rows.schema)
+            self._start_columns(rows.schema)
         super().write(rows, identity)
 
     @property
@@ -216,6 +216,7 @@ class DeltaSink(TableSink[Add]):
         return self.checked(landing, partial(self._append, landing))
 
     def _append(self, landing: Landing) -> int:
+        """Commit the buffered rows; return the version."""
         files = DeltaFileChange(new=self.files)
         return self.drive(self.commit_of(landing, lambda _: files))
 
@@ -224,24 +225,25 @@ class DeltaSink(TableSink[Add]):
         return self.checked(landing, partial(self._replace, landing), is_replace=True)
 
     def _replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Commit the buffered rows in place of those of their ranges; return version and completed landing."""
         _, ranges = replaced_ranges(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
         refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
-        files, written, made = self.files, list[Add](), landing
+        files, written, completed = self.files, list[Add](), landing
         finder = Finder(ranges, files, partial(self.write_noting, written), self._passed_over)
 
         def stage(head: DeltaTableHead | None) -> DeltaFileChange:
-            nonlocal made
+            nonlocal completed
             assert head is not None, "the files fit no missing table"
-            takeout, made = replaced_files(self.store, head, finder, landing, self._group)
-            return DeltaFileChange(takeout.out, [*takeout.remainders, *files], made)
+            takeout, completed = replaced_files(self.store, head, finder, landing, self._group)
+            return DeltaFileChange(takeout.out, [*takeout.remainders, *files], completed)
 
         checks = (not_replaced_since(self.store, self._first_version or 0, self._landed), files_fit, ranges_landed)
         version = self.drive(self.commit_of(landing, stage, written, checks=checks))
         self._landed.add(landing.landing_id)
-        return version, made
+        return version, completed
 
     def outline(self) -> handover.DeltaOutline:
         """Return the outline of the table, existing or new, for writing files in another process.
@@ -285,7 +287,7 @@ class DeltaSink(TableSink[Add]):
         return DeltaCommit(self._name, self._group, landing, target, stage, checks, notes, written=written)
 
     def drive(self, commit: DeltaCommit) -> int:
-        """Commit, then delete the files written in vain; after an error, nothing that may have been applied."""
+        """Commit; return the version. Then delete the unused files; after an error, only if nothing can be applied."""
         committer = DeltaCommitter(self._tables, commit)
         try:
             version = committer.commit()
@@ -306,12 +308,13 @@ class DeltaSink(TableSink[Add]):
 
     @property
     def _required(self) -> Collection[str]:
+        """The columns that must have a value."""
         return {} if self._head is None else {field.name for field in self._head.schema if not field.nullable}
 
     def _take_columns(self) -> None:
         """Set the columns of the next commit: of a new table, or of the existing table with a schema change."""
         if self._head is None:
-            self._found(None)
+            self._start_columns(None)
         else:
             self._change = self.change_of(self._head)
 
@@ -324,7 +327,7 @@ class DeltaSink(TableSink[Add]):
             return DeltaTarget(None, wanted, partitions, self._planned(None).texts, self._design.properties)
         if self.starts_over(self._head):
             return DeltaTarget(self._head, wanted, self._head.partitions)
-        # The table's own JSON, which has the metadata of its columns, with the new columns behind.
+        # The table's own JSON, since it has the metadata of columns, followed by the new columns.
         fields = merged(self._head.fields, wanted)
         return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
 
@@ -334,8 +337,8 @@ class DeltaSink(TableSink[Add]):
         return arrow_schema(self.schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        # The first rows are not needed: `write` has set the columns of a new table.
-        assert self._change is not None, "a load, or the first rows, have set the columns"
+        """Return the change of columns by the next commit; `rows` is not used, since `write` has set the columns."""
+        assert self._change is not None, "load or write has set the change"
         return self._change
 
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
@@ -344,6 +347,7 @@ class DeltaSink(TableSink[Add]):
         return columns, self.target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
+        """Return a function that writes rows as files, for any thread."""
         write = partial(write_files, self.store, *self._layout(), folder=self._folder)
         return partial(write, rows, self._prefix, self._numbers)
 
@@ -364,8 +368,8 @@ class DeltaSink(TableSink[Add]):
         return handover.encode_files(self.target(), files)
 
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[Add]:
-        found: Sequence[Add] = handed["files"]
-        return found
+        files: Sequence[Add] = handed["files"]
+        return files
 
     def _delete(self, files: Sequence[Add]) -> Sequence[str]:
         return delete_files(self.store, files)
@@ -373,7 +377,7 @@ class DeltaSink(TableSink[Add]):
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         return delete_unreferenced(self.store, self._tables.open(self._name), folder)
 
-    def _found(self, rows: pa.Schema | None) -> None:
+    def _start_columns(self, rows: pa.Schema | None) -> None:
         """Set the columns of a new table; without a schema in the design, the columns of the first rows.
 
         Raises InvalidArgument for columns impossible in Delta, and TableNotWritable.
@@ -393,10 +397,10 @@ class DeltaSink(TableSink[Add]):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
         try:
-            held = SchemaChange.without_catalog(to_schema(head.schema, "table"))
+            current = SchemaChange.without_catalog(to_schema(head.schema, "table"))
         except InvalidArgument as e:
             # The new error begins with the name of the argument again.
             raise InvalidArgument("table", f"{self._name}: {str(e).removeprefix('table: ')}") from e
-        change = change_for(self._design, held.metadata, self._name)
+        change = change_for(self._design, current.metadata, self._name)
         self._announce(change.texts)
         return change

@@ -69,7 +69,7 @@ def check_log(store: Any, table: str) -> None:
 
     Only versions after the last checkpoint count, since readers begin there.
 
-    :param store: its root is the table's folder.
+    :param store: the store of the table's folder.
     """
     base = _last_checkpoint(store)
     log = _listed(store, f"{LOG}/{max(0, base):020}")
@@ -110,9 +110,10 @@ def _transaction(read: Callable[[str], int | None], table: str, app: str) -> int
 
 
 def _hint(log: _LogFiles, base: int) -> str:
-    # The checkpoint can go if all versions after an older one, or from the first version on, are there.
-    older = [other for other in log.checkpoints if other < base]
-    if any(log.is_whole_from(other) for other in (*older, -1)):
+    """Return the remedy for a missing or damaged checkpoint of the version `base`."""
+    # The checkpoint is not needed if the log has all versions after an older checkpoint, or from the first version on.
+    older_checkpoints = [older for older in log.checkpoints if older < base]
+    if any(log.is_whole_from(older) for older in (*older_checkpoints, -1)):
         return (
             f"Delete {_LAST}, and what is there of the checkpoint of version {base}: the log has all versions without "
             "it, and the next checkpoint is written in time."
@@ -139,11 +140,12 @@ def _last_checkpoint(store: Any) -> int:
 
 
 def _listed(store: Any, after: str | None = None) -> _LogFiles:
+    """Return the files of a log whose paths are behind `after`; default: all files."""
     commits: dict[int, int] = {}
     checkpoints: dict[int, dict[str, int]] = {}
     for path, size in _files(store, after):
-        if found := _FILE.fullmatch(path.rsplit("/", 1)[-1]):
-            version = int(found[1])
+        if match := _FILE.fullmatch(path.rsplit("/", 1)[-1]):
+            version = int(match[1])
             if ".checkpoint." in path:
                 checkpoints.setdefault(version, {})[path] = size
             else:
@@ -152,9 +154,10 @@ def _listed(store: Any, after: str | None = None) -> _LogFiles:
 
 
 def _files(store: Any, after: str | None) -> Iterator[tuple[str, int]]:
-    parts: Iterator[Sequence[Any]] = obstore.list(store, prefix=LOG, offset=after)
-    for part in parts:
-        yield from ((one["path"], one["size"]) for one in part if one["path"].count("/") == 1)
+    """Yield path and size of each file right below the log's folder."""
+    pages: Iterator[Sequence[Any]] = obstore.list(store, prefix=LOG, offset=after)
+    for page in pages:
+        yield from ((file["path"], file["size"]) for file in page if file["path"].count("/") == 1)
 
 
 def _is_whole(store: Any, file: str) -> bool:
@@ -164,8 +167,8 @@ def _is_whole(store: Any, file: str) -> bool:
         if file.endswith(".parquet"):
             pq.read_table(io.BytesIO(data))
             return True
-        # splitlines() would be wrong: text in JSON may contain characters that Unicode takes for the end of a line.
-        # And as UTF-8: `json` would guess the encoding.
+        # Not splitlines(): text in JSON may contain characters that are line ends in Unicode only. And decoded as
+        # UTF-8, since `json` would guess the encoding.
         actions = [json.loads(line.decode()) for line in data.split(b"\n") if line.strip()]
     except (ValueError, OSError, pa.ArrowException, RecursionError):
         return False
@@ -271,7 +274,7 @@ class DeltaStorage:
 
 def near_table(storage: DeltaStorage, table: str) -> str:
     """Return a question for the nearest Delta table next to a missing table, or an empty text."""
-    # Only an error gets better by it, so that no failure may replace that error.
+    # The text only completes an error, and a failure here must not replace that error.
     with suppress(Exception):
         folder, _, name = table.rstrip("/").rpartition("/")
         store = open_folder(location(table).rpartition("/")[0], storage.options)

@@ -64,18 +64,18 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
 
         Files without these statistics are read.
         """
-        known, lacking = 0, []
+        complete_rows, incomplete = 0, []
         for add in files:
             nulls = [add["stats"]["nullCount"].get(name) for name in COORDINATES]
             rows = add["stats"]["numRecords"]
             if rows is None or None in nulls:
                 read = read_file(self._store, add, self._head.schema, COORDINATES)
-                rows, there = len(read), len(read.drop_null())
+                rows, complete = len(read), len(read.drop_null())
             else:
-                there = rows - max(nulls)
-            known += there
-            lacking += [add["path"]] if there < rows else []
-        return known, lacking
+                complete = rows - max(nulls)
+            complete_rows += complete
+            incomplete += [add["path"]] if complete < rows else []
+        return complete_rows, incomplete
 
 
 def live_files(head: DeltaTableHead) -> Iterator[Add]:
@@ -86,7 +86,7 @@ def live_files(head: DeltaTableHead) -> Iterator[Add]:
 
 def adds_of(head: DeltaTableHead) -> Iterator[Add]:
     """Yield the live files as `add` actions, `stats` as a mapping; files may have deleted rows."""
-    assert head.delta is not None, "the table is really there"
+    assert head.delta is not None, "the head was loaded by delta-rs"
     table = pa.table(head.delta.get_add_actions(flatten=False))
     for row in table.to_pylist():
         values = row.get("partition") or {}
@@ -116,6 +116,7 @@ def bounds_of(add: Add, name: str) -> tuple[Any, Any] | None:
 
 
 def _text(value: Any) -> str | None:
+    """Return a partition value in Delta's text form, None for NULL."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)
@@ -148,15 +149,16 @@ def not_replaced_since(store: Any, since: int, own: Collection[str]) -> DeltaChe
 def _landings_since(
     store: Any, consumer_group: str, head: DeltaTableHead, since: int, ranges: RangeSet
 ) -> Iterator[Landing]:
-    at = ledger_store.previous_version(head, consumer_group)
-    while at is not None and at > since:
-        item = ledger_store.landing_at(store, at, consumer_group)
+    """Yield the group's landings after a version, newest first. Raises CannotReplace if the log has lost one."""
+    version = ledger_store.previous_version(head, consumer_group)
+    while version is not None and version > since:
+        item = ledger_store.landing_at(store, version, consumer_group)
         if item is None:
             raise CannotReplace(
-                f"{head.table}: its log no longer has version {at}, so it is unknown whether another run "
+                f"{head.table}: its log no longer has version {version}, so it is unknown whether another run "
                 f"replaced {ranges} meanwhile. Nothing was changed. Run it again, or keep the log longer."
             )
-        landing, at = item
+        landing, version = item
         yield landing
 
 
@@ -180,7 +182,7 @@ def replaced_files(
     return takeout, completed(landing, takeout.rows, ledgers[consumer_group])
 
 
-def look_for_rows(head: DeltaTableHead, asked: ForeignRowQuery) -> UnaccountedRows:
+def look_for_rows(head: DeltaTableHead, query: ForeignRowQuery) -> UnaccountedRows:
     """Return the unaccounted rows in the table at this version, with deletion vectors applied.
 
     Raises FileUnreadable. The result is empty for a table whose rows keep no positions.
@@ -189,20 +191,20 @@ def look_for_rows(head: DeltaTableHead, asked: ForeignRowQuery) -> UnaccountedRo
         return UnaccountedRows()
     masks = _masks(head)
     files = PyFileSystem(DeltaStorageHandler.from_table(head.delta._table))
-    return find(head.table, (_to_judge(head, files, add, masks) for add in adds_of(head)), asked)
+    return find(head.table, (_candidate(head, files, add, masks) for add in adds_of(head)), query)
 
 
 def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
     """Return masks of the live rows by path, for the files with deleted rows."""
-    assert head.delta is not None, "the table is really there"
+    assert head.delta is not None, "the head was loaded by delta-rs"
     vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
     # delta-rs gives the whole location of a file; an action has the path below the table's folder.
     table = head.delta.table_uri.rstrip("/") + "/"
-    return {unquote(one["filepath"].removeprefix(table)): one["selection_vector"] for one in vectors}
+    return {unquote(vector["filepath"].removeprefix(table)): vector["selection_vector"] for vector in vectors}
 
 
-def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
-    """Return a file as the core judges it for a replace: bounds of positions, and a reader of its rows."""
+def _candidate(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
+    """Return a file for the search of unaccounted rows: the bounds of its positions, and a reader of its rows."""
     mask = masks.get(path_of(add))
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
@@ -221,7 +223,7 @@ def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str
 
 
 def _rows(head: DeltaTableHead, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
-    # Its footer and three columns, not the whole file.
+    """Yield the positions of a file's live rows; only the footer and three columns are read."""
     with files.open_input_file(path_of(add)) as source, pq.ParquetFile(source) as file:
         names = [name for name in COORDINATES if name in file.schema_arrow.names]
         if mask is None:
@@ -229,6 +231,6 @@ def _rows(head: DeltaTableHead, files: FileSystem, add: Add, mask: Sequence[bool
                 yield as_columns(pa.Table.from_batches([batch]), add, head.schema, COORDINATES)
             return
         rows = as_columns(file.read(names), add, head.schema, COORDINATES)
-    # Rows behind the end of a deletion vector are live.
-    left = [*mask, *([True] * (len(rows) - len(mask)))]
-    yield rows.filter(pa.array(left, pa.bool_()))
+    # A mask may be shorter than the file: all further rows are live.
+    is_live = [*mask, *([True] * (len(rows) - len(mask)))]
+    yield rows.filter(pa.array(is_live, pa.bool_()))
