@@ -31,14 +31,14 @@ class CannotAdopt(LakestreamError, Terminal):
 class PositionClaim:
     """A tool's position in a topic.
 
-    With `ranges`, exactly these offsets are claimed, and `ends` is None. Without `ends` and `ranges`, only the rows
-    have positions.
+    A claim has either `ends` or `ranges`. Without both, the rows' own positions decide.
 
     :param source: the tool in words.
     :param ends: by partition the offset after the last record that the tool has read.
     :param starts: by partition the first offset that the tool has read, as far as known.
-    :param maybe: by partition an end above `ends`: the tool may have written the records up to there, and only rows can
-        prove it.
+    :param ranges: exactly the claimed offsets.
+    :param maybe: by partition an end above `ends`: the tool may have written the records between, as only rows can
+        prove.
     :param open_end: the error if rows can't prove the offsets of `maybe`; empty if these offsets do not matter.
     :param proved: sentences for people: evidence that the position fits the rows.
     :param trusted: sentences for people: open assumptions.
@@ -71,9 +71,12 @@ class PositionClaim:
         if self.ranges is not None:
             return self.ranges
         topic = state.identity.topic
-        lows = {p: marks.low for p, marks in state.marks.items()}
+        lows = {partition: marks.low for partition, marks in state.marks.items()}
         ends = self.ends or {}
-        return union(RangeSet.of(topic, p, self.starts.get(p, lows.get(p, 0)), end) for p, end in ends.items())
+        return union(
+            RangeSet.of(topic, partition, self.starts.get(partition, lows.get(partition, 0)), end)
+            for partition, end in ends.items()
+        )
 
     def may_have_rows(self, state: TopicState) -> RangeSet | None:
         """Return the possible offsets of the tool's rows, or None for all offsets."""
@@ -83,8 +86,8 @@ class PositionClaim:
             return self.ranges
         topic = state.identity.topic
         ends = {**(self.ends or {}), **self.maybe}
-        # Also below its start: an earlier run of the tool may have written them.
-        return union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
+        # Also offsets below `starts`: an earlier run of the tool may have written their rows.
+        return union(RangeSet.of(topic, partition, 0, end) for partition, end in ends.items())
 
 
 class ToolPosition(Protocol):

@@ -23,7 +23,7 @@ from airflow_lakestream.delta.takeout import live_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 
-# Each commit is one small file to read.
+# Most commits that are read back: each is a file to read.
 _COMMITS_LOOKED_AT = 500
 
 
@@ -37,9 +37,9 @@ class DeltaFilledTable:
         self._storage, self._head = storage, head
         self.name, self.head, self.columns, self.properties = name, head.version, head.schema, head.properties
         groups = sorted({*ledger_store.groups(head), group})
-        for one in groups:
-            ledger_store.check_not_taken_away(head, one, storage.store(name))
-        self.ledgers = {one: ledger_store.read_ledger(head, one) for one in groups}
+        for known_group in groups:
+            ledger_store.check_not_taken_away(head, known_group, storage.store(name))
+        self.ledgers = {known_group: ledger_store.read_ledger(head, known_group) for known_group in groups}
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
         """Count the rows of all topics by position; `topic` is not used."""
@@ -61,12 +61,12 @@ class DeltaFilledTable:
     def transaction(self, app: str) -> int | None:
         """Return the number of an application's last transaction in the head's history, or None.
 
-        The table's own last number is not used: a RESTORE takes rows away, and leaves that number as it was.
+        The table's own last number is not used: a RESTORE removes rows, but leaves that number as it is.
         """
         for actions in self._history():
-            for one in (action["txn"] for action in actions if "txn" in action):
-                if one.get("appId") == app:
-                    return int(one["version"])
+            for transaction in (action["txn"] for action in actions if "txn" in action):
+                if transaction.get("appId") == app:
+                    return int(transaction["version"])
         return None
 
     def _history(self) -> Iterator[Sequence[Action]]:
@@ -80,11 +80,11 @@ class DeltaFilledTable:
                 return
             info = info_of(actions)
             if info.get("operation") == "RESTORE":
-                to = info.get("operationParameters", {}).get("version")
-                if to is None:
+                restored = info.get("operationParameters", {}).get("version")
+                if restored is None:
                     # Restored by time: the log does not contain the version.
                     return
-                version = int(to)
+                version = int(restored)
                 continue
             yield actions
             version -= 1
@@ -109,6 +109,7 @@ class DeltaFilledTable:
         return sink.drive(replace(commit, checks=(check_head, *commit.checks)))
 
     def _parts(self, roots: tuple[str, ...]) -> Iterator[pa.Table]:
+        """Yield some columns of all rows. Raises UnreadableRows."""
         store = self._storage.store(self.name)
         try:
             for add in live_files(self._head):

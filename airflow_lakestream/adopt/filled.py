@@ -84,7 +84,7 @@ class IcebergFilledTable:
         self.name, self.head, self.properties = name, ledger_store.head_of(metadata), metadata.properties
         self.columns = self._table.schema().as_arrow()
         groups = sorted({*groups_of(self._table), group})
-        self.ledgers = {one: ledger_store.read_ledger(self._table, one) for one in groups}
+        self.ledgers = {known_group: ledger_store.read_ledger(self._table, known_group) for known_group in groups}
 
     def count(self, columns: PositionColumns, topic: str) -> RowPositions:
         """Count the rows of all topics by position; `topic` is not used."""
@@ -135,5 +135,5 @@ def open_filled(lake: Any, table: str, group: str) -> FilledTable:
 
 
 def newest_with(marks: Iterator[Mapping[str, str]], keys: Sequence[str]) -> Mapping[str, str] | None:
-    """Return the newest commit with all of these keys, or None."""
-    return next((one for one in marks if all(key in one for key in keys)), None)
+    """Return the newest commit's summary with all of these keys, or None; `marks` are newest first."""
+    return next((summary for summary in marks if all(key in summary for key in keys)), None)

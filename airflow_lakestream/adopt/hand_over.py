@@ -1,4 +1,4 @@
-"""The way back: sets another tool to the end of a ledger."""
+"""Handover of a topic from a ledger to another tool: the tool's position is set to the ledger's end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class NotSet(LakestreamError, Terminal):
     def __init__(
         self, name: str, topic: str, wanted: Mapping[int, int], offsets_after: Mapping[int, int | None]
     ) -> None:
-        texts = [f"{topic}[{p}] is at {offset} instead of {wanted[p]}" for p, offset in sorted(offsets_after.items())]
+        texts = [
+            f"{topic}[{partition}] is at {offset} instead of {wanted[partition]}"
+            for partition, offset in sorted(offsets_after.items())
+        ]
         super().__init__(f"{name}: {shown(texts, 10, 'partitions')}. Does something use it? Run it again.")
 
 
@@ -92,7 +95,7 @@ class LedgerHandoverResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
-        offsets = {str(p): offset for p, offset in sorted(self.offsets.items())}
+        offsets = {str(partition): offset for partition, offset in sorted(self.offsets.items())}
         return {"table": self.table, "to": self.to, "topic": self.topic, "offsets": offsets, "written": self.done}
 
 
@@ -127,15 +130,15 @@ class LedgerHandover:
         check_identity(ledger, state.identity, self.table)
         entry = ledger.entry(state.identity)
         if not entry.held and not entry.origin:
-            known = tuple(name for name, one in filled.ledgers.items() if one.topics)
-            raise NoLedger(self.table, self.consumer_group, known, self.topic)
+            groups = tuple(name for name, other in filled.ledgers.items() if other.topics)
+            raise NoLedger(self.table, self.consumer_group, groups, self.topic)
         check_log(entry, state, self.table)
         if holes := holes_below(entry, self.topic, tuple(state.marks)):
             raise HolesBelow(self.table, self.consumer_group, holes)
         offsets = {p: max(first_hole(entry, state.identity, p), entry.origin.get(p, 0)) for p in state.marks}
-        if late := {p: state.marks[p].low for p, offset in offsets.items() if offset < state.marks[p].low}:
+        if cut := {p: state.marks[p].low for p, offset in offsets.items() if offset < state.marks[p].low}:
             raise CannotAdopt(
-                f"{self.topic}: the log begins above where the ledger ends, in partitions {sorted(late)}: {to.name} "
+                f"{self.topic}: the log begins above where the ledger ends, in partitions {sorted(cut)}: {to.name} "
                 'would continue by its own reset policy. Nothing was set. Run with on_data_loss="record" first.'
             )
         to.check_at_rest()
@@ -149,10 +152,10 @@ class LedgerHandover:
 
 
 def holes_below(entry: TopicEntry, topic: str, partitions: tuple[int, ...]) -> RangeSet:
-    """Return the ledger's holes between the group's beginning and the last held offset."""
-    found = []
+    """Return the ledger's holes between the group's origin and the last held offset of each partition."""
+    up_to_last = []
     for partition in partitions:
-        held = entry.held.intervals(topic, partition)
-        if held:
-            found.append(RangeSet.of(topic, partition, entry.origin.get(partition, 0), held[-1][1]))
-    return union(found) - entry.held
+        intervals = entry.held.intervals(topic, partition)
+        if intervals:
+            up_to_last.append(RangeSet.of(topic, partition, entry.origin.get(partition, 0), intervals[-1][1]))
+    return union(up_to_last) - entry.held

@@ -14,7 +14,7 @@ from airflow_lakestream.adopt.filled import FilledTable, open_filled
 from airflow_lakestream.audit.log import CannotRebuild, rebuild_topic
 from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.codec import encode_ranges
-from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState, check_identity, leader_epochs
+from airflow_lakestream.core.landing.plan import TopicState, check_identity, leader_epochs
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import HeadMoved, RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, shown
@@ -23,6 +23,7 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.tables.positions import OWN_COLUMNS, AdoptionReceipt, PositionColumns, noted
 
+# The number of ranges named in a text.
 _NAMED = 10
 
 
@@ -32,7 +33,8 @@ class AdoptionDecision:
 
     :param left: offsets without a row, for the next run to land.
     :param by_rows: whether each row has its own position.
-    :param proved: sentences for people: evidence for the entry, and `trusted` open assumptions.
+    :param proved: sentences for people: evidence for the entry.
+    :param trusted: sentences for people: open assumptions.
     """
 
     identity: TopicIdentity
@@ -103,10 +105,10 @@ class TopicAdoption:
 
     @property
     def _own_rows(self) -> RangeSet:
-        # The positions of the topic's rows, without the offsets that a ledger holds already.
-        found = {key: tally for key, tally in self._positions.rows.tallies.items() if key[0] == self._topic}
+        """The positions of the topic's rows, without the offsets that a ledger holds already."""
+        tallies = {key: tally for key, tally in self._positions.rows.tallies.items() if key[0] == self._topic}
         all_rows = RangeSet(
-            OffsetRange(*key, *interval) for key, tally in found.items() for interval in tally.intervals()
+            OffsetRange(*key, *interval) for key, tally in tallies.items() for interval in tally.intervals()
         )
         return all_rows - self._held
 
@@ -128,8 +130,8 @@ class TopicAdoption:
 
     def _check_rows(self) -> None:
         """Refuse a position behind the rows: the table then has rows at offsets beyond the position."""
-        known = self._claim.may_have_rows(self._state)
-        if known is not None and (beyond := self._own_rows - known):
+        possible = self._claim.may_have_rows(self._state)
+        if possible is not None and (beyond := self._own_rows - possible):
             raise CannotAdopt(
                 f"the table has rows at {_some(beyond)}, beyond the position of {self._claim.source}: it wrote more "
                 "than its position says, the position is of another table, or another tool wrote them. The next run "
@@ -138,33 +140,33 @@ class TopicAdoption:
             )
 
     def _by_rows(self, claimed: RangeSet) -> AdoptionDecision:
-        """Return the decision by rows with positions; Kafka's offsets without a row are left to the next run.
+        """Return the decision by rows with positions; the next run lands Kafka's records without a row.
 
         Offsets up to the tool's position count as landed if Kafka has no record there.
 
         :param claimed: the offsets that the tool claims.
         """
         claim, stop = self._claim, threading.Event()
-        made = rebuild_topic(
+        rebuilt = rebuild_topic(
             self._topic, self._positions.rows, self._held, self._source, self._reader, stop, claimed - self._held
         )
-        entry, rows = made.entry, self._own_rows
-        counted = sum(
+        entry, rows = rebuilt.entry, self._own_rows
+        row_count = sum(
             len(tally.window(start, end))
             for key, tally in self._positions.rows.tallies.items()
             if key[0] == self._topic
             for start, end in rows.intervals(*key)
         )
         proved = [
-            f"{counted} rows by partition and offset ({self._positions.text}), at {rows.width} offsets; every other "
+            f"{row_count} rows by partition and offset ({self._positions.text}), at {rows.width} offsets; every other "
             "offset up to the position was looked up in Kafka"
         ]
-        if counted > rows.width:
-            proved.append(f"{counted - rows.width} rows too many: the other tool doubled them; an audit names them")
+        if row_count > rows.width:
+            proved.append(f"{row_count - rows.width} rows too many: the other tool doubled them; an audit names them")
         if not self._positions.in_own_columns:
-            # Audits read the columns that landings write, so the counts have no row of these.
+            # Audits read only the columns that landings write, so the entry must not count these rows.
             entry = TopicEntry(entry.landed, entry.lost, adopted=entry.landed)
-        return self._decision(entry, made.left, (*claim.proved, *proved), claim.trusted)
+        return self._decision(entry, rebuilt.left, (*claim.proved, *proved), claim.trusted)
 
     def _by_claim(self, claimed: RangeSet) -> AdoptionDecision:
         """Return the decision by the tool's claim, for rows without positions."""
@@ -180,9 +182,9 @@ class TopicAdoption:
         if total == landed.width:
             proved = (*proved, f"the table has {total} rows, as many as there are offsets up to the position")
         elif total is not None:
-            than = "fewer" if total < landed.width else "more"
+            comparison = "fewer" if total < landed.width else "more"
             trusted.append(
-                f"that {abs(total - landed.width)} {than} rows than offsets are right: "
+                f"that {abs(total - landed.width)} {comparison} rows than offsets are right: "
                 + (
                     "markers and compacted, filtered and lost records have no row"
                     if total < landed.width
@@ -195,15 +197,16 @@ class TopicAdoption:
         """Return the group's first offset by partition: the first claimed or landed offset, or else the log's start."""
         origin = {}
         for partition, marks in self._state.marks.items():
-            begins = [start for start, _ in landed.intervals(self._topic, partition)[:1]]
+            starts = [start for start, _ in landed.intervals(self._topic, partition)[:1]]
             if (end := (self._claim.ends or {}).get(partition)) is not None:
-                begins.append(min(self._claim.starts.get(partition, marks.low), end))
-            origin[partition] = min(begins, default=marks.low)
+                starts.append(min(self._claim.starts.get(partition, marks.low), end))
+            origin[partition] = min(starts, default=marks.low)
         return origin
 
     def _decision(
         self, entry: TopicEntry, left: RangeSet, proved: tuple[str, ...], trusted: tuple[str, ...]
     ) -> AdoptionDecision:
+        """Return the decision with the entry's origin and all assumptions. Raises CannotAdopt for an empty entry."""
         if not entry.landed and not entry.lost:
             raise CannotAdopt(
                 f"there is nothing to adopt of {self._topic}: {self._claim.source} has no offset that no ledger of the "
@@ -235,8 +238,9 @@ def _by_partition(claim: PositionClaim, state: TopicState) -> list[str]:
     if claim.ends is None:
         return []
     topic, marks = state.identity.topic, state.marks
-    named = [f"{topic}[{p}] has no position: the next run lands it from its beginning" for p in _without(claim, marks)]
-    return named + [
+    without_position = sorted(set(marks) - {*claim.ends, *claim.maybe})
+    sentences = [f"{topic}[{p}] has no position: the next run lands it from its beginning" for p in without_position]
+    return sentences + [
         f"{topic}[{p}]: the position {end} is below the log's start {marks[p].low}: retention has removed the records "
         "between, and the next run's on_data_loss decides"
         for p, end in sorted(claim.ends.items())
@@ -244,12 +248,9 @@ def _by_partition(claim: PositionClaim, state: TopicState) -> list[str]:
     ]
 
 
-def _without(claim: PositionClaim, marks: Mapping[int, PartitionWatermarks]) -> list[int]:
-    return sorted(set(marks) - {*(claim.ends or {}), *claim.maybe})
-
-
 def _some(ranges: RangeSet) -> str:
-    return shown([str(one) for one in ranges], _NAMED)
+    """Return the first ranges as text."""
+    return shown([str(offsets) for offsets in ranges], _NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,7 @@ class AdoptionResult:
             "not_verifiable": _triples(entry.adopted),
             "lost": _triples(entry.lost),
             "left": _triples(self.decision.left),
-            "origin": {str(p): offset for p, offset in sorted(entry.origin.items())},
+            "origin": {str(partition): offset for partition, offset in sorted(entry.origin.items())},
             "rows": entry.counts.written,
             "proved": list(self.proved),
             "on_trust": list(self.trusted),
@@ -335,7 +336,7 @@ class TableAdoption:
         if positions.rows.impossible:
             raise CannotRebuild(
                 f"{self.table} has rows at positions that no record can have: "
-                f"{', '.join(one.text for one in positions.rows.impossible[:10])}. Delete them, or move them to "
+                f"{', '.join(rows.text for rows in positions.rows.impossible[:10])}. Delete them, or move them to "
                 "another table, first."
             )
         held = union(
@@ -364,18 +365,18 @@ class TableAdoption:
             self.stop.wait(self.watch)
         if tool.read(self.topic).place != adoption.claim.place:
             raise StillRunning(adoption.claim.source, "its position changed while it was looked at")
-        this = f"adopt {uuid.uuid4().hex}"
+        landing_id = f"adopt {uuid.uuid4().hex}"
         decision, source = adoption.decision, adoption.claim.source
-        landing = Landing(this, this, {decision.identity: decision.entry}, adopted=source)
-        # All rows have their positions, in columns that audits must be configured with.
-        by_own = not self.columns.is_own and decision.by_rows
+        landing = Landing(landing_id, landing_id, {decision.identity: decision.entry}, adopted=source)
+        # Audits know these columns only from the receipt, if all rows have positions in other columns than landings'.
+        names_columns = not self.columns.is_own and decision.by_rows
         receipt = AdoptionReceipt(
             source=source,
             topic=self.topic,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
-            landing_id=this,
-            columns=dict(self.columns.paths) if by_own else None,
-            ranges=encode_ranges(decision.entry.adopted, self.topic) if by_own else "",
+            landing_id=landing_id,
+            columns=dict(self.columns.paths) if names_columns else None,
+            ranges=encode_ranges(decision.entry.adopted, self.topic) if names_columns else "",
         )
         notes = noted(filled.properties, self.consumer_group, receipt)
         try:
@@ -392,7 +393,10 @@ class TableAdoption:
         )
 
     def _positions(self, filled: FilledTable) -> TableRowPositions:
-        # The table may lack the columns of landings, if no columns are given: then no row has a position.
+        """Return the positions in the rows. Raises InvalidArgument if the table lacks the given columns.
+
+        If no columns are given, and the table lacks those of landings, no row has a position.
+        """
         missing = self.columns.missing(filled.columns)
         if missing and not self.columns.is_own:
             raise InvalidArgument("--columns", f"{self.table} has no column {', '.join(missing)}.")
@@ -404,11 +408,13 @@ class TableAdoption:
                 rows=RowPositions(), all_have_positions=False, in_own_columns=True, text=text, total=total
             )
         rows = filled.count(self.columns, self.topic)
-        lacking, of = rows.without_position, ", ".join(self.columns.paths.values())
-        text = f"{lacking} rows of {self.table} have no {of}" if lacking else f"each has {of}"
-        own = self.columns.is_own
-        return TableRowPositions(rows=rows, all_have_positions=not lacking, in_own_columns=own, text=text, total=total)
+        lacking, names = rows.without_position, ", ".join(self.columns.paths.values())
+        text = f"{lacking} rows of {self.table} have no {names}" if lacking else f"each has {names}"
+        is_own = self.columns.is_own
+        return TableRowPositions(
+            rows=rows, all_have_positions=not lacking, in_own_columns=is_own, text=text, total=total
+        )
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:
-    return [[one.partition, one.from_offset, one.until_offset] for one in ranges]
+    return [[offsets.partition, offsets.from_offset, offsets.until_offset] for offsets in ranges]

@@ -21,7 +21,8 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.spark.checkpoint import Offsets, QueryCheckpoint, read_checkpoint
 
-# The sink's own default, and the prefix of the summary's key with the sink's position in that topic.
+# The default control topic of Connect's Iceberg sink, and the prefix of a key of snapshot summaries, which has the
+# sink's position in its control topic.
 _CONTROL, _OFFSETS = "control-iceberg", "kafka.connect.offsets."
 
 
@@ -40,10 +41,10 @@ class SinkConnector:
 
     def config(self) -> Mapping[str, str]:
         """Return the configuration. Raises NoSuchConnector."""
-        found = self.client.config(self.name)
-        if found is None:
+        config = self.client.config(self.name)
+        if config is None:
             raise NoSuchConnector(f"Kafka Connect at {self.client.where} knows no connector {self.name!r}.")
-        return found
+        return config
 
     def group(self, config: Mapping[str, str]) -> str:
         """Return the consumer group of the tasks: the connector's own setting, or Connect's default."""
@@ -64,11 +65,11 @@ def check_config(connector: str, config: Mapping[str, str], topic: str) -> None:
     :param connector: the connector in words.
     :param config: the connector's configuration.
     """
-    # A connector has either of the two.
+    # A connector has either topics or topics.regex.
     topics, pattern = config.get("topics", ""), config.get("topics.regex", "")
     if pattern and not _matches(connector, pattern, topic):
         raise CannotAdopt(f"{connector} reads the topics of topics.regex {pattern!r}, which does not match {topic}.")
-    if topics and topic not in [one.strip() for one in topics.split(",")]:
+    if topics and topic not in [name.strip() for name in topics.split(",")]:
         raise CannotAdopt(f"{connector} reads {topics}, not {topic}.")
     branch = config.get("iceberg.tables.default-commit-branch")
     if branch and branch != "main":
@@ -82,7 +83,7 @@ def _matches(connector: str, pattern: str, topic: str) -> bool:
     """Return whether a pattern of Java matches the whole topic. Raises CannotAdopt for syntax unlike Python's."""
     try:
         with warnings.catch_warnings(action="error", category=FutureWarning):
-            # Python warns of sets in sets, and of the intersection of sets, which Java has.
+            # Python warns of nested sets and of intersections of sets, which mean something else in Java.
             return re.fullmatch(pattern, topic, re.ASCII) is not None
     except (re.error, FutureWarning) as e:
         problem = f"its topics.regex {pattern!r} can't be checked here ({e})"
@@ -93,8 +94,8 @@ def _matches(connector: str, pattern: str, topic: str) -> bool:
 class ConnectSinkPosition:
     """`adopt.claim.ToolPosition` of a connector.
 
-    The group's offsets are committed before the table is: an upper bound, never proof. Iceberg's sink notes in its
-    snapshots its position in its control topic; events below that position have the offsets that its tasks had reached.
+    The group's offsets are committed before the table: they are an upper bound, and prove nothing. Iceberg's sink notes
+    in its snapshots its position in its control topic; events below that position have the offsets of its tasks.
     """
 
     connector: SinkConnector
@@ -136,20 +137,20 @@ class ConnectSinkPosition:
         )
 
     def _by_events(self, config: Mapping[str, str], topic: str) -> dict[int, int] | None:
-        # The ends that the sink has reported in its control topic, or None if these events do not prove the position.
+        """Return the ends by partition that the sink's events prove, or None if the events prove no position."""
         control = config.get("iceberg.control.topic") or _CONTROL
         group = config.get("iceberg.connect.group-id") or f"connect-{self.connector.name}"
         key = f"{_OFFSETS}{control}.{group}"
-        if (last := newest_with(self.filled.marks(), (key,))) is None:
+        if (summary := newest_with(self.filled.marks(), (key,))) is None:
             return None
         try:
-            until = {int(p): int(offset) for p, offset in json.loads(last[key]).items()}
+            until = {int(partition): int(offset) for partition, offset in json.loads(summary[key]).items()}
             events = events_of(self.connector.groups.records(control))
         except (ValueError, TypeError, AttributeError, TopicMissing):
             return None
-        event_positions = {(one.partition, one.offset) for one in events}
-        if any((p, offset - 1) not in event_positions for p, offset in until.items()):
-            # The control topic was emptied, or created again: its events are not the snapshot's.
+        event_positions = {(event.partition, event.offset) for event in events}
+        if any((partition, offset - 1) not in event_positions for partition, offset in until.items()):
+            # The control topic was emptied, or created again: its events do not belong to the snapshot.
             return None
         return ends_below(events, group, topic, until) or None
 
@@ -219,8 +220,8 @@ class FlinkSavepoint:
         The table's last snapshot of Flink must be of the same job, and not newer than the savepoint.
         """
         source = f"flink-savepoint {self.location}"
-        found = read_savepoint(self.location, topic, self.properties)
-        if not found.ends:
+        savepoint = read_savepoint(self.location, topic, self.properties)
+        if not savepoint.ends:
             raise CannotAdopt(f"{source} has no position of {topic}: the job reads other topics, or by another source.")
         proved: list[str] = []
         trusted = [
@@ -231,30 +232,30 @@ class FlinkSavepoint:
         if last is None:
             trusted.append("that the job's rows are in this table: no snapshot names a Flink job")
         else:
-            committed, job = int(last[CHECKPOINT]), last[JOB]
-            if found.job and found.job != job:
+            in_table, job = int(last[CHECKPOINT]), last[JOB]
+            if savepoint.job and savepoint.job != job:
                 raise CannotAdopt(
-                    f"{source} is of job {found.job}, and the table's last snapshot of Flink is of job {job}, "
-                    f"checkpoint {committed}. Job {found.job} may have written to another table: "
+                    f"{source} is of job {savepoint.job}, and the table's last snapshot of Flink is of job {job}, "
+                    f"checkpoint {in_table}. Job {savepoint.job} may have written to another table: "
                     "the records that it read would never be landed here. Nothing was written. Take the savepoint of "
                     f"{job}; or the rows or ranges (--from rows, --from ranges)."
                 )
-            if committed > found.number:
+            if in_table > savepoint.number:
                 raise StillRunning(
                     source,
-                    f"the table has the job {job} up to its checkpoint {committed}, and this is {found.number}. "
+                    f"the table has the job {job} up to its checkpoint {in_table}, and this is {savepoint.number}. "
                     "Either the job went on, or this is not its last savepoint",
                 )
-            if not found.job:
+            if not savepoint.job:
                 trusted.append(f"that it is of job {job}, as the table's last snapshot of Flink is: it names none")
-            if committed == found.number and found.job:
-                proved.append(f"the table's last snapshot of Flink is of job {job}, checkpoint {committed}: this one")
-            elif committed < found.number:
+            if in_table == savepoint.number and savepoint.job:
+                proved.append(f"the table's last snapshot of Flink is of job {job}, checkpoint {in_table}: this one")
+            elif in_table < savepoint.number:
                 trusted.append(
-                    f"that checkpoints {committed + 1} to {found.number} of job {job} brought no rows, or that "
+                    f"that checkpoints {in_table + 1} to {savepoint.number} of job {job} brought no rows, or that "
                     "these are in the table: its last snapshot of Flink is older than the savepoint"
                 )
-        return PositionClaim(source=source, ends=found.ends, proved=tuple(proved), trusted=tuple(trusted))
+        return PositionClaim(source=source, ends=savepoint.ends, proved=tuple(proved), trusted=tuple(trusted))
 
 
 # Written by Spark's Iceberg sink into the summary of each batch's snapshot.
@@ -265,8 +266,8 @@ _QUERY, _EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
 class SparkCheckpoint:
     """`adopt.claim.ToolPosition` of a query's checkpoint.
 
-    Spark's sinks write query and batch into their commits: Iceberg's into the snapshot, Delta's as a transaction. This
-    is the position of the table itself. Only for a table without such commits (foreachBatch) the checkpoint is trusted.
+    Spark's sinks write query and batch into their commits: Iceberg's into the snapshot, Delta's as a transaction. These
+    prove the position. Only for a table without such commits (foreachBatch) the checkpoint is trusted.
     """
 
     location: str
@@ -295,11 +296,12 @@ class SparkCheckpoint:
         """Return the query's last batch in the table's own commits, or None if no commit has a batch."""
         if (batch := self.filled.transaction(query_id)) is not None:
             return batch
-        of_query = (one for one in self.filled.marks() if one.get(_QUERY) == query_id)
-        found = newest_with(of_query, (_EPOCH,))
-        return None if found is None else int(found[_EPOCH])
+        of_query = (summary for summary in self.filled.marks() if summary.get(_QUERY) == query_id)
+        newest = newest_with(of_query, (_EPOCH,))
+        return None if newest is None else int(newest[_EPOCH])
 
     def _claim(self, checkpoint: QueryCheckpoint, topic: str, batch: int) -> PositionClaim:
+        """Return the claim up to a batch that the table's own commits have."""
         proved = [f"the table's own commits have the query {checkpoint.query_id} up to batch {batch}"]
         if checkpoint.committed and batch < checkpoint.committed[-1]:
             proved.append(
@@ -315,7 +317,7 @@ class SparkCheckpoint:
         )
 
     def _by_checkpoint(self, checkpoint: QueryCheckpoint, topic: str) -> PositionClaim:
-        # A batch that was begun and not ended leaves the end open.
+        """Return the claim up to the last committed batch; a batch that has not ended leaves an open end."""
         replayed = checkpoint.replayed
         if not checkpoint.committed:
             ends: Mapping[int, int] = _of(topic, checkpoint.starts(checkpoint.planned[-1]))
@@ -342,10 +344,12 @@ class SparkCheckpoint:
         return f"spark-checkpoint {self.location}"
 
     def _stopped_assumption(self, checkpoint: QueryCheckpoint) -> str:
+        """Return the assumption, for people, that the query has stopped."""
         begun = checkpoint.started_at(checkpoint.planned[-1])
         age = "" if begun is None else f"; its last batch began {time.time() - begun:,.0f} s ago"
         return f"that the query was stopped: a checkpoint shows no sign of life{age}"
 
 
 def _of(topic: str, offsets: Offsets) -> dict[int, int]:
+    """Return a topic's offsets by partition."""
     return {partition: offset for (name, partition), offset in offsets.items() if name == topic}
