@@ -41,7 +41,7 @@ from airflow_lakestream.lineage.facts import (
 
 # OpenLineage's servers would refuse an event with thousands of tables: only the tables with most rows are in it.
 MOST_TABLES = 100
-# Lists of snapshots and ranges have no bound, either.
+# Most items of each list of snapshots, landings or ranges in an event.
 MOST_LISTED = 1_000
 
 
@@ -65,7 +65,7 @@ class LakestreamSnapshotsOutputDatasetFacet(OutputDatasetFacet):
 
 @attr.define
 class LakestreamLandingRunFacet(RunFacet):
-    """Ledger of the rows, landings of this try, and snapshots that earlier tries have emitted."""
+    """Ledger of the rows, landings of this try, snapshots that earlier tries have emitted, tables that are left out."""
 
     consumerGroup: str = ""  # noqa: N815  # OpenLineage's spelling
     landings: list[str] = attr.field(factory=list)
@@ -103,11 +103,13 @@ def job_facets_of(facts: LineageFacts) -> dict[str, Any]:
 
 
 def _largest_tables(facts: LineageFacts) -> list[tuple[str, TableOutput]]:
-    most = sorted(facts.tables.items(), key=lambda item: (-item[1].rows, item[0]))
-    return sorted(most[:MOST_TABLES])
+    """Return the `MOST_TABLES` tables with the most rows, by name."""
+    by_rows = sorted(facts.tables.items(), key=lambda item: (-item[1].rows, item[0]))
+    return sorted(by_rows[:MOST_TABLES])
 
 
 def _topic(namespace: str, name: str, read: TopicRead) -> InputDataset:
+    """Return a topic as OpenLineage's dataset."""
     counts = read.counts or Counts()
     offsets = LakestreamOffsetsInputDatasetFacet(
         ranges=triples(read.ranges)[:MOST_LISTED],
@@ -123,6 +125,7 @@ def _topic(namespace: str, name: str, read: TopicRead) -> InputDataset:
 
 
 def _table(name: str, written: TableOutput) -> OutputDataset:
+    """Return a table as OpenLineage's dataset."""
     facets: dict[str, OutputDatasetFacet] = {
         "outputStatistics": OutputStatisticsOutputDatasetFacet(written.rows, written.size, written.files)
     }
@@ -136,12 +139,13 @@ def _table(name: str, written: TableOutput) -> OutputDataset:
 
 
 def _add_columns(table: OutputDataset, facts: LineageFacts) -> None:
+    """Add column lineage to the dataset of the only table."""
     [(topic, _)], [written] = facts.topics.items(), facts.tables.values()
     namespace = kafka_namespace(facts.brokers)
-    columns = {one.name for one in written.place.columns} if written.place else set()
+    columns = {column.name for column in written.place.columns} if written.place else set()
     fields = {
-        name: Fields([InputField(namespace, topic, one, [Transformation("DIRECT")]) for one in parts])
-        for name, parts in facts.columns.items()
+        name: Fields([InputField(namespace, topic, column, [Transformation("DIRECT")]) for column in origins])
+        for name, origins in facts.columns.items()
         if name in columns
     }
     if fields and table.facets is not None:
@@ -149,6 +153,7 @@ def _add_columns(table: OutputDataset, facts: LineageFacts) -> None:
 
 
 def _facets(name: str, place: TablePlace | None, newest: str | None) -> dict[str, DatasetFacet]:
+    """Return the facets of a table: type, newest snapshot, storage, schema and catalog, as far as known."""
     facets: dict[str, DatasetFacet] = {"datasetType": DatasetTypeDatasetFacet("TABLE")}
     if newest is not None:
         facets["version"] = DatasetVersionDatasetFacet(newest)
@@ -163,4 +168,4 @@ def _facets(name: str, place: TablePlace | None, newest: str | None) -> dict[str
 
 
 def _fields(columns: Iterable[LineageColumn]) -> list[SchemaDatasetFacetFields]:
-    return [SchemaDatasetFacetFields(one.name, one.type, fields=_fields(one.fields)) for one in columns]
+    return [SchemaDatasetFacetFields(column.name, column.type, fields=_fields(column.fields)) for column in columns]

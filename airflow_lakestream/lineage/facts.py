@@ -69,11 +69,11 @@ class TableOutput:
     knows_all: bool = True
 
     def add(self, rows: int, size: int | None, files: int | None, snapshot: str | None) -> None:
-        """Count a commit. A commit of unknown size makes the sum unknown."""
-        first = not self.snapshots
+        """Count a commit. A commit with an unknown size or number of files makes the sum unknown."""
+        is_first = not self.snapshots
         self.rows += rows
-        self.size = size if first else _sum(self.size, size)
-        self.files = files if first else _sum(self.files, files)
+        self.size = size if is_first else _sum(self.size, size)
+        self.files = files if is_first else _sum(self.files, files)
         if snapshot is not None:
             self.snapshots.append(snapshot)
 
@@ -106,7 +106,7 @@ class LineageFacts:
         return self.tables.setdefault(name, TableOutput())
 
     def knows(self, topics: Iterable[str], tables: Mapping[str, TablePlace | None]) -> None:
-        """Note the topics and tables of a run, even without a landing.
+        """Note the topics and tables of a run, also if nothing was landed.
 
         :param tables: by table, its place if known; a known place is kept.
         """
@@ -117,14 +117,14 @@ class LineageFacts:
             written.place = written.place or place
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 _KAFKA_PORT = 9092
 # Schemes of the same store under several names.
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3"}
-# Stores with dataset names that begin without a slash.
+# Schemes of stores whose dataset names begin without a slash.
 _OBJECT_STORES = frozenset({"s3", "gs", "abfs", "abfss", "wasb", "wasbs", "az", "adl"})
 
 
@@ -139,11 +139,12 @@ def kafka_namespace(brokers: str) -> str:
     So connections with the same brokers in another order have the same namespace. Without brokers it is
     `kafka://unknown`.
     """
-    known = sorted(_broker(one) for one in brokers.split(",") if one.strip())
-    return f"kafka://{known[0]}" if known else "kafka://unknown"
+    addresses = sorted(_broker(broker) for broker in brokers.split(",") if broker.strip())
+    return f"kafka://{addresses[0]}" if addresses else "kafka://unknown"
 
 
 def _broker(text: str) -> str:
+    """Return a broker's address in lower case, without a protocol, and with a port."""
     address = text.strip().rpartition("://")[2].lower()
     parts = urlsplit(f"//{address}")
     try:
@@ -177,7 +178,7 @@ def of_catalog(name: str, kind: str, properties: Mapping[str, Any]) -> str:
     address = _public(str(properties.get("uri") or ""))
     if kind == "hive" and address:
         # A list of metastores: the least name is the namespace, as for brokers.
-        return f"hive://{min(one.strip().rpartition('://')[2] for one in address.split(','))}"
+        return f"hive://{min(metastore.strip().rpartition('://')[2] for metastore in address.split(','))}"
     if kind == "rest" and address:
         return address
     # Another kind of catalog, or no address: the warehouse names the catalog, as a path, a URI, or a plain name.

@@ -34,7 +34,12 @@ _FILES = ("added-data-files", "added-delete-files")
 
 @dataclass(frozen=True, slots=True)
 class CommitFacts:
-    """A table, and the files of some commits; `rows` are by table, if a home table has the rows of other tables."""
+    """Place of a table, and the files of some commits. Sizes and numbers are None if unknown.
+
+    :param size: bytes of the files.
+    :param files: the number of files.
+    :param rows: by table the number of rows, for commits of a home table, which has the rows of a fan-out's tables.
+    """
 
     place: TablePlace
     size: int | None = None
@@ -48,7 +53,7 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> CommitFacts | 
     Returns None for a missing table, or after an error, which is logged: the rows are landed in any case.
 
     :param lake: a catalog, or the store of Delta tables.
-    :param snapshots: the commits whose files are counted, and whose rows by table are added up. If one of them has
+    :param snapshots: the commits whose files are counted, and whose rows by table are added up. If a commit has
         expired, nothing is counted.
     """
     try:
@@ -60,7 +65,7 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> CommitFacts | 
 
 
 def look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> CommitFacts:
-    """Look at commits of an Iceberg table."""
+    """Return the facts of an Iceberg table and of some commits."""
     from airflow_lakestream.iceberg import ledger_store
     from airflow_lakestream.iceberg.fan_out.books import ROWS
 
@@ -73,8 +78,8 @@ def look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Commit
         columns=_columns(table.schema()),
         catalog=CatalogName(catalog.name, kind, of_catalog(catalog.name, kind, properties)),
     )
-    found = [table.metadata.snapshot_by_id(int(one)) for one in snapshots]
-    summaries = [ledger_store.summary_of(one) for one in found if one is not None]
+    existing = [table.metadata.snapshot_by_id(int(snapshot_id)) for snapshot_id in snapshots]
+    summaries = [ledger_store.summary_of(snapshot) for snapshot in existing if snapshot is not None]
     if not snapshots or len(summaries) < len(snapshots):
         # No commit to count, or an expired snapshot.
         return CommitFacts(place)
@@ -85,36 +90,37 @@ def look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Commit
 
 
 def look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> CommitFacts | None:
-    """Look at commits of a Delta table."""
+    """Return the facts of a Delta table and of some commits, or None for a missing table."""
     from airflow_lakestream.delta.protocol import read_commit
     from airflow_lakestream.delta.storage import location
 
     head = storage.open(table)
     if head is None:
         return None
-    columns = tuple(LineageColumn(one.name, str(one.type)) for one in head.schema)
+    columns = tuple(LineageColumn(column.name, str(column.type)) for column in head.schema)
     place = TablePlace(location(table), TableFormat.DELTA.value, columns)
     store = storage.store(table)
     commits = [read_commit(store, int(version)) for version in snapshots]
     if not commits or None in commits:
         return CommitFacts(place)
-    sizes = [int(one["add"].get("size", 0)) for actions in commits for one in actions or () if "add" in one]
+    sizes = [int(action["add"].get("size", 0)) for actions in commits for action in actions or () if "add" in action]
     return CommitFacts(place, sum(sizes), len(sizes))
 
 
 def _sum(summaries: Iterable[Mapping[str, str]], *names: str) -> int:
+    """Return the sum of these entries of summaries."""
     return sum(int(summary.get(name, 0)) for summary in summaries for name in names)
 
 
 def _columns(schema: Schema) -> tuple[LineageColumn, ...]:
-    return tuple(_column(one.name, one.field_type) for one in schema.fields)
+    return tuple(_column(field.name, field.field_type) for field in schema.fields)
 
 
 def _column(name: str, kind: IcebergType) -> LineageColumn:
     from pyiceberg.types import StructType
 
     if isinstance(kind, StructType):
-        return LineageColumn(name, "struct", tuple(_column(one.name, one.field_type) for one in kind.fields))
+        return LineageColumn(name, "struct", tuple(_column(field.name, field.field_type) for field in kind.fields))
     return LineageColumn(name, str(kind))
 
 
@@ -126,8 +132,8 @@ def add_batches(
     The counts of a topic are known only if the batches read a single topic, and the snapshots of a table only if they
     wrote a single table.
 
-    :param before: earlier sums, in the form of `DriverProgress.sums`.
-    :param names: `topic` and `table`, if known; used if the driver reports no rows by table or no ranges.
+    :param before: the sums at an earlier time, in the form of `DriverProgress.sums`.
+    :param names: the stream's `topic` and `table`, if known, in case the driver reports no ranges or no rows by table.
     """
     since = progress.since(before)
     ranges: dict[str, list[OffsetRange]] = {}
@@ -160,6 +166,7 @@ def look_at_tables(facts: LineageFacts, lake: Any) -> None:
 
 
 def _add_snapshots(facts: LineageFacts, progress: DriverProgress, batches: int) -> None:
+    """Add the snapshots of the last batches to the only table."""
     [written] = facts.tables.values()
     last_batches = progress.last[-batches:] if batches else ()
     with_rows = (batch for batch in last_batches if batch.rows_in)
@@ -169,6 +176,7 @@ def _add_snapshots(facts: LineageFacts, progress: DriverProgress, batches: int) 
 
 
 def _counts(since: Mapping[str, Any]) -> Counts:
+    """Return the counts of a driver's records, by its sums since a time."""
     not_written = {name: since[name] for name in ("rejected", "skipped", "filtered")}
     # A function may make more rows than records came, or fewer.
     written = max(0, since["rows_in"] - sum(not_written.values()))
@@ -176,6 +184,7 @@ def _counts(since: Mapping[str, Any]) -> Counts:
 
 
 def _rows(since: Mapping[str, Any], names: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return the number of rows by table; empty if the tables are unknown."""
     if since["tables"]:
         return {str(table): int(rows) for table, rows in since["tables"].items()}
     table = str(names.get("table") or "")
@@ -184,7 +193,7 @@ def _rows(since: Mapping[str, Any], names: Mapping[str, Any]) -> Mapping[str, in
 
 
 class FactsKeeper:
-    """Collects the facts of each commit of a try. Commits of earlier tries are left out: these emitted their own facts.
+    """Collector of the facts of each commit of a try, without commits of earlier tries, which emitted their own facts.
 
     :param lake: the catalog or store of the run's tables.
     """
@@ -194,9 +203,9 @@ class FactsKeeper:
         self._lake = lake
         self._committed: set[str] = set()
 
-    def __call__(self, done: CommittedLanding) -> None:
+    def __call__(self, committed: CommittedLanding) -> None:
         """Add the facts of a commit: offsets and counts of topics, rows and files of tables."""
-        landing, snapshot = done.landing, str(done.snapshot_id)
+        landing, snapshot = committed.landing, str(committed.snapshot_id)
         self.facts.landings.append(landing.landing_id)
         self._committed.add(snapshot)
         for identity, entry in landing.topics.items():
@@ -204,12 +213,12 @@ class FactsKeeper:
             read.counts = (read.counts or Counts()) + entry.counts
             read.ranges |= entry.landed | entry.replaced
             read.lost |= entry.lost
-        commit = look(self._lake, done.table, [snapshot])
+        commit = look(self._lake, committed.table, [snapshot])
         # The commit of a home table has the rows of the tables that records chose.
         if commit is not None and commit.rows:
-            self._take_targets(commit)
+            self._add_targets(commit)
             return
-        written = self.facts.table(done.table)
+        written = self.facts.table(committed.table)
         if commit is None:
             written.add(landing.rows, None, None, snapshot)
             return
@@ -224,9 +233,9 @@ class FactsKeeper:
         """
         new = {name for name in tables if name not in self.facts.tables}
         self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
-        self.facts.recovered = [one for one in snapshots if one not in self._committed]
+        self.facts.recovered = [snapshot for snapshot in snapshots if snapshot not in self._committed]
 
-    def _take_targets(self, home: CommitFacts) -> None:
+    def _add_targets(self, home: CommitFacts) -> None:
         """Add the rows of tables chosen by records: only the home table's commit has the rows of each table."""
         for name, rows in home.rows.items():
             written = self.facts.table(name)
