@@ -212,10 +212,7 @@ class TopicAdoption:
                 f"there is nothing to adopt of {self._topic}: {self._claim.source} has no offset that no ledger of the "
                 "table holds."
             )
-        assumptions = [
-            *trusted,
-            f"that {self._topic} was not deleted and created again since: offsets do not show it",
-        ]
+        assumptions = [*trusted, f"that {self._topic} was not deleted and created again since: offsets do not show it"]
         assumptions += _by_partition(self._claim, self._state)
         entry = replace(entry, origin=self._origin(entry.landed), epochs=leader_epochs(self._state))
         return AdoptionDecision(

@@ -90,10 +90,7 @@ _POSTGRES: dict[str, list[tuple[_Fits, ComparedValue]]] = {
     "timestamp": [(_is_time(False), ComparedValue(_IN_RANGE.format("{c}::text")))],
     "timestamptz": [(_is_time(True), ComparedValue(_IN_RANGE.format("({c} at time zone 'UTC')::text")))],
     "time": [
-        (
-            t.is_time64,
-            ComparedValue("case when {c} < '24:00' then (extract(epoch from {c}) * 1000000)::bigint end"),
-        )
+        (t.is_time64, ComparedValue("case when {c} < '24:00' then (extract(epoch from {c}) * 1000000)::bigint end"))
     ],
     "uuid": [(_is_uuid, ComparedValue("decode(replace({c}::text, '-', ''), 'hex')", is_raw=True)), (_is_text, _TEXT)],
 }

@@ -26,9 +26,7 @@ from airflow_lakestream.decode.values.outcome import DecoderResult
 
 # Without the row, which may have any columns.
 _TEXTS = tuple((name, pa.string()) for name in ("name", "sequence", "snapshot"))
-EVENT_COLUMNS = pa.schema(
-    [(OP, pa.string()), (SOURCE, pa.struct([("lsn", pa.int64()), *_TEXTS, *BINLOG_FIELDS]))],
-)
+EVENT_COLUMNS = pa.schema([(OP, pa.string()), (SOURCE, pa.struct([("lsn", pa.int64()), *_TEXTS, *BINLOG_FIELDS]))])
 # The last commit before an event's transaction, in PostgreSQL.
 _COMMIT = r'^\["(?P<commit>\d+)"'
 _GTID = re.compile(r"(?P<source>.*)[-:](?P<number>\d+)")

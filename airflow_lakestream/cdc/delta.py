@@ -62,7 +62,7 @@ def entries_of(
     key: Sequence[str],
     lows: Mapping[int, int] | None = None,
     *,
-    every: bool = False,
+    keeps_all: bool = False,
     further: Iterable[pa.Field] = (),
 ) -> MirrorEntries:
     """Return the entries of a mirror's deleted rows, in a Delta table.
@@ -81,7 +81,7 @@ def entries_of(
     name = f"{mirror.rstrip('/')}{SUFFIX}"
     sink = DeltaSink(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
     sink.starts_over = lambda head: head.properties.get(MIRROR_ID) != own_id
-    compact = partial(compacted, key=key, lows=lows or {}, every=every)
+    compact = partial(compacted, key=key, lows=lows or {}, keeps_all=keeps_all)
 
     def open_files() -> EntryFiles | None:
         head = tables.open(name)
@@ -181,7 +181,9 @@ class DeltaMirror(DeltaSink):
                 return DeltaFileChange(new=self.write_noting(written, first.rows) if len(first.rows) else [])
             # Another head needs another decision of the merge.
             mirror_head = DeltaHead(self._tables, head, columns, order, written, self._folder)
-            merged = merger.merge(mirror_head, lambda: memory.held_by(ledger_store.ledgers(head, self._group).values()))
+            merged = merger.merge(
+                mirror_head, lambda: memory.landed_by(ledger_store.ledgers(head, self._group).values())
+            )
             merger.remember(merged)
             return DeltaFileChange(merged.out, merged.new)
 
@@ -208,8 +210,10 @@ class DeltaMirror(DeltaSink):
         return self.drive(self.commit_of(landing, stage, written, checks=(is_audited, files_fit)))
 
     def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        return entries_of(self._tables, self._name, self.own_id, self.columns, key, lows, every=every, further=further)
+        keeps_all, further = mirror.needs_all_entries, mirror.entry_columns
+        return entries_of(
+            self._tables, self._name, self.own_id, self.columns, key, lows, keeps_all=keeps_all, further=further
+        )
 
     def _check_id(self, _: DeltaCommit, head: DeltaTableHead | None) -> None:
         """Refuse a head with another id than at the look: all rows were replaced meanwhile. Raises StaleFiles."""
@@ -231,30 +235,30 @@ class DeltaSwap:
     def __init__(self, tables: DeltaTableAccess, table: str, mirror: DeltaMirror, aside: str) -> None:
         self._tables, self._name, self._mirror, self._aside = tables, table, mirror, aside
 
-    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+    def exchange(self, design: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by those of the rebuilt table, in a single version; see `cdc.swap.TableSwap.exchange`."""
         mirror, head, aside = self._mirror, self._mirror.head, self._tables.open(self._aside)
         assert head is not None, "the look before has found the mirror"
         assert aside is not None, "the table aside was built before"
         schema = aside.schema
         # Entries of another log, or with other types of key, no longer apply: a new id leaves them behind.
-        other_log = is_other_log(aside.properties, held)
-        if other_log or _types_of_key(head.schema, held.key or ()) != _types_of_key(schema, key):
+        other_log = is_other_log(aside.properties, design)
+        if other_log or _types_of_key(head.schema, design.key or ()) != _types_of_key(schema, key):
             mirror.own_id = str(uuid.uuid4())
-        design = held.with_key(key)
-        notes = {**design.table.notes, MIRROR_ID: mirror.own_id, **note_for(aside.properties, design)}
+        new_design = design.with_key(key)
+        notes = {**new_design.table.notes, MIRROR_ID: mirror.own_id, **note_for(aside.properties, new_design)}
         columns, target = swapped_columns(head, schema, key)
-        payload = [column for column in columns if column.name not in design.table.metadata.names]
-        new_table = TableDesign(metadata=design.table.metadata, schema=to_schema(pa.schema(payload)))
+        payload = [column for column in columns if column.name not in new_design.table.metadata.names]
+        new_table = TableDesign(metadata=new_design.table.metadata, schema=to_schema(pa.schema(payload)))
         mirror.take_design(
-            replace(design.table, notes=notes), SchemaChange.without_catalog(whole_schema(new_table, None))
+            replace(new_design.table, notes=notes), SchemaChange.without_catalog(whole_schema(new_table, None))
         )
         has_new_id = mirror.own_id != id_of(head)
         if not has_new_id:
             # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
         aside_head = DeltaHead(self._tables, aside, schema)
-        self.swap = RowSwap(self._name, columns, aside_head, key, design.rows, other_log, mirror.write_files)
+        self.swap = RowSwap(self._name, columns, aside_head, key, new_design.rows, other_log, mirror.write_files)
         version = self._exchange(self.swap, landing, reach, target)
         if has_new_id:
             # With a new id the entries come last: adding them removes all entries of the old id, which apply until the
@@ -293,7 +297,6 @@ def swapped_columns(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) 
     type changes.
 
     :param new: the columns of the new rows.
-    :param key: the columns of the new key.
     """
     new_fields = {field["name"]: field for field in delta_fields(new)}
     old_types, new_types = to_schema(head.schema, "table"), to_schema(new)

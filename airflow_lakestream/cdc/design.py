@@ -105,7 +105,6 @@ class MirrorDesign:
         Raises InvalidArgument if the table is not a mirror, or if the user's arguments contradict the notes. Without a
         key in the arguments, the mirror's key must have the columns that the records' keys had.
 
-        :param name: the mirror's name.
         :param properties: the table's properties, with the notes.
         :param columns: the table's columns.
         """
@@ -165,7 +164,6 @@ class MirrorDesign:
         Raises InvalidArgument if the key is unknown, if one of its columns does not exist, or if a type is unfit for a
         key.
 
-        :param name: the mirror's name.
         :param rows: the first events.
         """
         key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))

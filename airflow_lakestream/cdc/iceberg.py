@@ -72,7 +72,7 @@ def entries_of(
     key: Sequence[str],
     lows: Mapping[int, int] | None = None,
     *,
-    every: bool = False,
+    keeps_all: bool = False,
     further: Iterable[pa.Field] = (),
 ) -> MirrorEntries:
     """Return the entries of a mirror's deleted rows, in an Iceberg table.
@@ -80,12 +80,11 @@ def entries_of(
     Entries with another id are of a dropped mirror of the same name, and do not count: the first commit takes their
     place, and the place of the columns of another key.
 
-    :param name: the mirror's name.
     :param mirror: the mirror's table, existing or staged.
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has. Older entries are left out when files are
         compacted.
-    :param every: whether all entries of a key are needed, not only the last one.
+    :param keeps_all: whether all entries of a key are needed, not only the last one.
     :param further: the entries' columns next to key and version.
     """
     own_id, columns = mirror_id(mirror.metadata), Schema(*(mirror.schema().find_field(column) for column in key))
@@ -93,7 +92,7 @@ def entries_of(
     design = memory.design_of_entries(arrow_schema(columns), own_id, SchemaEvolution.WIDEN, further)
     own_name = f"{name}{SUFFIX}"
     sink = IcebergSink(catalog, own_name, ENTRIES_GROUP, design, allow_group_overlap=True)
-    compact = partial(compacted, key=key, lows=lows or {}, every=every)
+    compact = partial(compacted, key=key, lows=lows or {}, keeps_all=keeps_all)
 
     def is_of_dropped_mirror(table: Table) -> bool:
         return bool(table.properties.get(MIRROR_ID) != own_id)
@@ -221,7 +220,7 @@ class IcebergMirror(IcebergSink):
                 # Entries with the old id would remove the entries with the new id.
                 raise RefusalCarrier(StaleFiles(self._name, REPLACED))
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
-            merged = merger.merge(head, lambda: memory.held_by(ledger_store.ledgers(table, self._group).values()))
+            merged = merger.merge(head, lambda: memory.landed_by(ledger_store.ledgers(table, self._group).values()))
             merger.remember(merged)
             return _changed_files(merged)
 
@@ -240,8 +239,8 @@ class IcebergMirror(IcebergSink):
         return self.rewrite(landing, rewrite, written, only_audited)
 
     def _entries(self, mirror: MirrorDesign, key: Sequence[str], lows: Mapping[int, int]) -> MirrorEntries:
-        every, further = mirror.needs_all_entries, mirror.entry_columns
-        return entries_of(self._catalog, self._name, self.target(), key, lows, every=every, further=further)
+        keeps_all, further = mirror.needs_all_entries, mirror.entry_columns
+        return entries_of(self._catalog, self._name, self.target(), key, lows, keeps_all=keeps_all, further=further)
 
 
 def _changed_files(merged: MergeResult) -> FileRewrite:
@@ -282,23 +281,23 @@ class IcebergSwap:
     def __init__(self, catalog: Catalog, table: str, mirror: IcebergMirror, aside: str) -> None:
         self._catalog, self._name, self._mirror, self._aside = catalog, table, mirror, aside
 
-    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+    def exchange(self, design: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace all rows by those of the rebuilt table, in a single snapshot; see `cdc.swap.TableSwap.exchange`."""
         assert self._mirror.loaded is not None, "the look before has found the mirror"
         metadata, aside = self._mirror.loaded.metadata, self._catalog.load_table(self._aside)
-        changes_key = _types_of_key(metadata.schema(), held.key or ()) != _types_of_key(aside.schema(), key)
+        changes_key = _types_of_key(metadata.schema(), design.key or ()) != _types_of_key(aside.schema(), key)
         change = swapped_columns(self._name, metadata, aside.schema(), key)
-        other_log = is_other_log(aside.properties, held)
+        other_log = is_other_log(aside.properties, design)
         own_id = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
-        design = held.with_key(key)
-        notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own_id}
-        self._mirror.take_design(replace(design.table, notes=notes), change)
+        new_design = design.with_key(key)
+        notes = {**new_design.table.notes, **note_for(aside.properties, new_design), MIRROR_ID: own_id}
+        self._mirror.take_design(replace(new_design.table, notes=notes), change)
         if own_id == mirror_id(metadata):
             # With the same id the entries come first, as in a merge: a killed run leaves no rows without entries.
             self.add_entries(key)
         aside_head, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(change.schema)
         self.swap = swap = RowSwap(
-            self._name, columns, aside_head, key, design.rows, other_log, self._mirror.write_files
+            self._name, columns, aside_head, key, new_design.rows, other_log, self._mirror.write_files
         )
 
         # Called for each commit attempt, with the table of the attempt.
@@ -326,7 +325,6 @@ def swapped_columns(table: str, metadata: TableMetadata, new: Schema, key: Colle
     column whose type changes.
 
     :param new: the columns of the new rows.
-    :param key: the columns of the new key.
     """
     old_schema, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
     new_fields = {field.name: field for field in new.fields}

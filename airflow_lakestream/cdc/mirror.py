@@ -63,7 +63,6 @@ def follow(
     only files have.
 
     :param events: the batch, in any order.
-    :param mirror: the mirror's name.
     :param landing: has the topic's name, for errors.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
@@ -329,7 +328,6 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
     origin are not checked.
 
     :param events: in any order.
-    :param mirror: the mirror's name.
     :param landing: has the topic's name, for errors.
     """
     if TABLE not in events.column_names or not len(events):

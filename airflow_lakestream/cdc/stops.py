@@ -66,8 +66,8 @@ def type_changed(
 
     :param of_records: the mirror is one of plain records.
     """
-    both = f"{first.type} ({first.where}) and {second.type} ({second.where})"
-    problem = f"the column {column} is {both}, and no type holds both."
+    types = f"{first.type} ({first.where}) and {second.type} ({second.where})"
+    problem = f"the column {column} is {types}, and no type holds both."
     if of_records:
         remedy = f'{NEW_TABLE}, with a type for the column, such as schema="{column} string".'
         return MirrorStopped(table, StopReason.TYPE_CHANGED, problem, remedy)

@@ -43,7 +43,6 @@ class CannotSwap(LakestreamError, Terminal):
 class RowSwap:
     """The rows of a swap: all newly read rows and, in a mirror whose deleted rows stay, its deleted rows.
 
-    :param table: the mirror's name.
     :param columns: the mirror's columns from the commit on.
     :param aside: the head of the table with the newly read rows.
     :param key: the key of the new rows.
@@ -122,13 +121,13 @@ class TableSwap(Protocol):
 
     swap: RowSwap | None
 
-    def exchange(self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+    def exchange(self, design: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Commit the newly read rows in place of all rows; return the commit's id. See `MirrorSwap.exchange`.
 
         With another key or another binary log the mirror gets a new id, so that earlier entries of deleted rows do not
         count any more. Raises LedgerConflict if the mirror is ahead of the new rows, and CannotSwap.
 
-        :param held: the mirror's design until now.
+        :param design: the mirror's design until now.
         """
 
     def add_entries(self, key: Sequence[str]) -> None:
@@ -177,22 +176,22 @@ def _zeros(count: int) -> pa.Array:
     return pa.repeat(pa.scalar(0, pa.int64()), count)
 
 
-def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
+def is_other_log(aside: Mapping[str, str], design: MirrorDesign) -> bool:
     """Return whether new rows are of another binary log, without relation to the mirror's places.
 
     Then the mirror's greatest place is above the new rows' greatest place: a log only grows, unless it begins again.
 
     :param aside: the properties of the table aside.
-    :param held: the mirror's design until now.
+    :param design: the mirror's design until now.
     """
     logs = BinaryLogs.of_note(json.loads(aside[MIRROR]).get("logs"))
     # A mirror made by an older version has not noted any log.
-    return bool(logs.seen) and (not held.logs.seen or held.logs.top > logs.top)
+    return bool(logs.seen) and (not design.logs.seen or design.logs.top > logs.top)
 
 
-def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
+def note_for(aside: Mapping[str, str], design: MirrorDesign) -> dict[str, str]:
     """Return the property with the mirror's note after the swap, from the properties of the table aside."""
-    return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.rows.keeps_deleted})}
+    return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": design.rows.keeps_deleted})}
 
 
 def add_entries(read_again: MirrorEntries, own: MirrorEntries) -> None:

@@ -34,13 +34,13 @@ _PRIMITIVES = (
 
 def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str = "") -> list[dict[str, Any]]:
     """Return columns as Delta's JSON. Raises InvalidArgument for a name or type unknown to Delta."""
-    fields, taken = [], dict[str, str]()
+    fields, names = [], dict[str, str]()
     for field in schema:
         if bad := sorted(set(REFUSED_CHARACTERS) & set(field.name)):
             raise InvalidArgument(
                 argument, f"column {path + field.name!r}: Delta takes no {bad[0]!r} in a name.", "Rename."
             )
-        if (twin := taken.setdefault(field.name.lower(), field.name)) != field.name:
+        if (twin := names.setdefault(field.name.lower(), field.name)) != field.name:
             problem = f"columns {path + twin!r} and {path + field.name!r} are one name to Delta."
             raise InvalidArgument(argument, problem, "Rename one.")
         kind = _type(field.type, argument, path + field.name)

@@ -95,8 +95,8 @@ def unreadable(table: str, error: str) -> UnfitTable:
     if "does not have the required 'timestampNtz' feature" in error:
         remedy = "Add it: ALTER TABLE ... SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')."
         return UnfitTable(table, f"it has columns of timestamp_ntz without the table feature {NTZ_FEATURE}", remedy)
-    if found := re.search(r"Unsupported: (.*)", error):
-        return UnfitTable(table, f"delta-rs can't read it: {found[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
+    if match := re.search(r"Unsupported: (.*)", error):
+        return UnfitTable(table, f"delta-rs can't read it: {match[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
     # A stack trace may follow.
     text = " ".join(re.split(r"\n\s*(?:\d+: |stack backtrace)", error)[0].split())[:_LONGEST]
     return UnfitTable(table, f"delta-rs can't read it: {text}", "Correct what is named; or land in another table.")

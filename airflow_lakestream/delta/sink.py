@@ -49,13 +49,7 @@ from airflow_lakestream.delta.files import (
 from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import check_writable
 from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess, check_place
-from airflow_lakestream.delta.takeout import (
-    Finder,
-    look_for_rows,
-    not_replaced_since,
-    ranges_landed,
-    replaced_files,
-)
+from airflow_lakestream.delta.takeout import Finder, look_for_rows, not_replaced_since, ranges_landed, replaced_files
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, replaced_ranges

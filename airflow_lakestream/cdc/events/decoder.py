@@ -375,7 +375,6 @@ class BadEventExplainer:
     """Decoder of events by `inner`, with an explanation if a bad record ends the run.
 
     :param columns: finds the columns of an event in its content.
-    :param table: the mirror's name.
     :param policy: the value of the argument `out_of_range`, for the error.
     :param stops: whether a bad record ends the run.
     """

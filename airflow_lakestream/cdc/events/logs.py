@@ -23,12 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import (
-    COMMIT,
-    OFFSET,
-    PARTITION,
-    TABLE,
-)
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, PARTITION, TABLE
 from airflow_lakestream.cdc.events.log_state import (
     PROBLEMS,
     EventPlaces,

@@ -24,7 +24,6 @@ _EVENT_PARTS = {OP: "op", SOURCE: "source", IMAGE: "before"}
 class ColumnNames:
     """The names of a mirror's columns.
 
-    :param table: the mirror's name.
     :param renamed: column names, by the names in the database.
     :param with_key: whether events have a column with the keys of their records.
     :param rows: the rows of a key, which may have further columns.
@@ -56,9 +55,9 @@ class ColumnNames:
 
     def check_argument(self) -> None:
         """Refuse new names that are reserved, unfit for the table's format, or given twice. Raises InvalidArgument."""
-        taken = Counter(name.lower() for name in self.renamed.values())
+        uses = Counter(name.lower() for name in self.renamed.values())
         for source, name in self.renamed.items():
-            problem = self.problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
+            problem = self.problem(name) or ("two columns get it" if uses[name.lower()] > 1 else None)
             if problem:
                 raise InvalidArgument("rename_columns", f"{source!r} can't become {name!r}: {problem}.")
 

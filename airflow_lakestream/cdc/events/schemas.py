@@ -32,7 +32,6 @@ class RecordSchemas:
 
     :param format: of the values, see `core.policies.ValueFormat`.
     :param finder: finds schemas that records name.
-    :param table: the mirror's name.
     :param of_records: whether records are rows, not change events.
     """
 

@@ -46,7 +46,6 @@ class CommitEvents:
         """Return all events, or an empty table with `columns`. Raises MirrorStopped if a column has no common type.
 
         :param read: returns the events of a file.
-        :param table: the mirror's name, for the error.
         :param of_records: whether the mirror is one of plain records, for the error.
         """
         parts = [bare(expanded(part)) for part in (*self.rows, *read_each(read, self.files))] or [no_rows(columns)]

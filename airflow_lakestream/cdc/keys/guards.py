@@ -49,8 +49,6 @@ class DeletionGuard:
 class GuardCheck:
     """Check of guards by the table's rows.
 
-    :param table: the mirror's name, for errors.
-    :param topic: the topic's name, for errors.
     :param key: the columns of the mirror's key.
     :param done: the Python ids of the guards of the kind `SENT` that were compared with a row.
     """

@@ -24,8 +24,6 @@ _PLACE = (COMMIT, POSITION)
 class PartitionTies:
     """Check for records of a key in unknown order.
 
-    :param table: the mirror's name, for errors.
-    :param topic: the topic's name, for errors.
     :param key: the columns of the mirror's key.
     :param sequence_by: the columns that order records; empty if offsets alone do.
     """

@@ -26,7 +26,6 @@ def check_of(auditor: RowChecker | None, table: str, landing: Landing, conform: 
     """Return a function that raises ChecksFailed for bad rows, or None without an auditor.
 
     :param auditor: checks the rows.
-    :param table: the mirror's name.
     :param landing: the landing that will commit the rows, for the error.
     :param conform: returns rows with the mirror's columns.
     """

@@ -123,7 +123,7 @@ class EntrySearch:
 
 
 def compacted(
-    head: MirrorHead, key: Sequence[str], lows: Mapping[int, int], *, every: bool = False
+    head: MirrorHead, key: Sequence[str], lows: Mapping[int, int], *, keeps_all: bool = False
 ) -> list[File] | None:
     """Compact all files of a table of entries; return the new files, or None if few files are small.
 
@@ -131,20 +131,20 @@ def compacted(
 
     :param key: the columns of the mirror's key.
     :param lows: by partition, the first offset that the topic still has.
-    :param every: whether all entries of a key are needed.
+    :param keeps_all: whether all entries of a key are needed.
     """
     files = entry_files(head, key)
     if sum(file.rows < PART_ENTRIES // 2 for file in files) < MOST_FILES:
         return None
-    return [file for part in condensed(files, key, lows, every=every) for file in head.write(part)]
+    return [file for part in condensed(files, key, lows, keeps_all=keeps_all) for file in head.write(part)]
 
 
 def condensed(
-    files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int], *, every: bool = False
+    files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int], *, keeps_all: bool = False
 ) -> Iterator[pa.Table]:
     """Yield all entries still needed, sorted by key, in parts for files.
 
-    Of each key, the last entry is enough, if not `every` version of a row is kept. The deleted rows in entries are left
+    Of each key, the last entry is enough, unless `keeps_all`. The deleted rows in entries are left
     out: they were for the next event, which has come. Entries of events that the topic no longer has are left out, too:
     an entry is kept for older events of the same row, which the topic no longer has either.
 
@@ -159,7 +159,7 @@ def condensed(
         entries = pa.concat_tables(parts, promote_options="permissive")
         of_keys = entries.filter(entries[key[0]].is_valid())
         unkeyed = entries.filter(entries[key[0]].is_null())
-        kept = last_of_each(of_keys, [*key, *VERSION] if every else key)
+        kept = last_of_each(of_keys, [*key, *VERSION] if keeps_all else key)
         kept = kept.filter(pa.array(~_is_below(kept, lows)))
         order = by_place(kept, key)
         kept = kept.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))

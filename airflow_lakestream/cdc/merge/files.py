@@ -134,11 +134,11 @@ class FileRewriteTask:
 
     def _staying(self, change: FileChange) -> Iterator[pa.Table]:
         """Yield the rows of a file that stay, marked as deleted if a truncation marks them."""
-        for rows, here in with_numbers(self.head.read(change.file)):
-            if change.marked is not None and change.marked[here].any():
-                rows = marked_where(rows, change.marked[here], self.truncated)
+        for rows, part in with_numbers(self.head.read(change.file)):
+            if change.marked is not None and change.marked[part].any():
+                rows = marked_where(rows, change.marked[part], self.truncated)
             stays = np.ones(len(rows), np.bool_)
-            stays[within_part(change.out, here)] = False
+            stays[within_part(change.out, part)] = False
             yield rows.filter(pa.array(stays))
 
     def _write(self, parts: Sequence[pa.Table]) -> Sequence[File]:

@@ -58,13 +58,13 @@ _TIME = pa.timestamp("us", "UTC")
 class HistoryMerger(BatchMerger):
     """Merge of a batch whose records begin, continue or end versions of their key."""
 
-    def merge(self, head: MirrorHead | None, held: Callable[[], RangeSet] = RangeSet) -> MergeResult:
+    def merge(self, head: MirrorHead | None, read_landed: Callable[[], RangeSet] = RangeSet) -> MergeResult:
         """Decide about a batch's rows for a head, and write the files; see `BatchMerger.merge`.
 
         Raises MirrorStopped for records in unknown order, ValueMissing, and the errors of `check_rows`.
         """
         files = head.files() if head is not None else []
-        memory, reached, results = self._looked_up(head, files, held)
+        memory, reached, results = self._looked_up(head, files, read_landed)
         self.batch = replace(self.batch, rows=behind(self.batch.rows, memory.snapshots))
         known = KnownRecords.of(self.batch, results, memory, self.key)
         order, repeated = known.in_order(of_log=self._rules.of_log)

@@ -113,8 +113,8 @@ class GuardedRowCheck:
 
     def values_of(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
         """Return the values of a row in a file, by the row's number, for some columns."""
-        for part, here in with_numbers(head.read(file)):
-            if number < here.stop:
+        for part, numbers in with_numbers(head.read(file)):
+            if number < numbers.stop:
                 columns = [name for name in part.column_names if name in names]
-                return images(part.slice(number - here.start, 1), columns)[0]
+                return images(part.slice(number - numbers.start, 1), columns)[0]
         raise AssertionError("the lookup has found the row in this file")

@@ -125,13 +125,13 @@ class LeftOutValues:
             }
             row.gone = None
 
-    def source(self, own: Key, name: str, until: Version) -> ValueSource:
+    def source(self, row_key: Key, name: str, until: Version) -> ValueSource:
         """Return the source of a value that the last event of a row has left out.
 
-        :param own: the row's key, and `name` the column of the value.
+        :param row_key: the row's key, and `name` the column of the value.
         :param until: the version of the row's last event.
         """
-        return self._source(self._rows[own].state[name], name, until)
+        return self._source(self._rows[row_key].state[name], name, until)
 
     def before(self, version: Version) -> dict[str, ValueSource]:
         """Return the sources of a deleted row's values before the deletion, by column.
@@ -143,30 +143,30 @@ class LeftOutValues:
     def _source(self, state: _ValueState, name: str, until: Version) -> ValueSource:
         return ValueSource(state.origins(until), None if state.event is None else self.events[name][state.event])
 
-    def _in_table(self, own: Key, since: Version | None) -> _State:
+    def _in_table(self, row_key: Key, since: Version | None) -> _State:
         """Return the state of a row whose values are in the table, if its last event is at or above a version."""
-        return {name: _ValueState(own, since) for name in self.names}
+        return {name: _ValueState(row_key, since) for name in self.names}
 
-    def _delete(self, row: _RowState, own: Key, version: Version) -> None:
+    def _delete(self, row: _RowState, row_key: Key, version: Version) -> None:
         """Note a deletion, and keep the row's values: a changed key creates the row again at the same place."""
         if row.gone is None or row.gone[:2] != version[:2]:
             # Before a second deletion, the row was created by an event that is not in the batch.
-            self._moved[version[:2]] = row.state if row.gone is None else self._in_table(own, row.gone)
+            self._moved[version[:2]] = row.state if row.gone is None else self._in_table(row_key, row.gone)
         row.gone = version
 
-    def _before(self, row: _RowState, own: Key, version: Version, op: str) -> _State:
+    def _before(self, row: _RowState, row_key: Key, version: Version, op: str) -> _State:
         """Return the state of a row before a creating or changing event."""
         place = version[:2]
         # If the creation is sent twice, the row exists already, made from the deleted row with the earlier key.
         if op == "c" and (row.gone is not None or row.created != place):
             row.created = place
             moved = self._moved.get(place, {})
-            return {name: _created(own, version, moved.get(name)) for name in self.names}
+            return {name: _created(row_key, version, moved.get(name)) for name in self.names}
         # After a deletion that was sent again, the row in the table was created since the deletion.
-        return row.state if row.gone is None else self._in_table(own, row.gone)
+        return row.state if row.gone is None else self._in_table(row_key, row.gone)
 
 
-def _created(own: Key, version: Version, moved: _ValueState | None) -> _ValueState:
+def _created(row_key: Key, version: Version, moved: _ValueState | None) -> _ValueState:
     """Return the state of a value of a row created under a key, from the state under the earlier key.
 
     :param version: the version of the creation.
@@ -174,8 +174,8 @@ def _created(own: Key, version: Version, moved: _ValueState | None) -> _ValueSta
     """
     remembered = ValueOrigin(moved=version[:2])
     if moved is None:
-        return _ValueState(own, version, None, (remembered,))
-    return _ValueState(own, version, moved.event, (remembered, *moved.origins(version)))
+        return _ValueState(row_key, version, None, (remembered,))
+    return _ValueState(row_key, version, moved.event, (remembered, *moved.origins(version)))
 
 
 def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numbers:
@@ -189,7 +189,7 @@ def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numb
     # A row created under a key may be the row that was deleted under another key at the same place. Go on with these
     # earlier keys, until no key is new.
     while True:
-        new_keys = {index: own for index, own in find_keys(rows, key, wanted) if index not in keys}
+        new_keys = {index: row_key for index, row_key in find_keys(rows, key, wanted) if index not in keys}
         keys |= new_keys
         created = [index for index in new_keys if rows[OP][index].as_py() == "c"]
         places = {(commits[index], positions[index]) for index in created}

@@ -49,9 +49,9 @@ class LookupResult:
         return _lookup_result, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
 
 
-def _lookup_result(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> LookupResult:
+def _lookup_result(live: int, hits: Narrow, events: Narrow, rows: pa.Table | None, gone: Mask | None) -> LookupResult:
     """Return a lookup's result from its pickle."""
-    return LookupResult(live, hits.astype(np.int64), at.astype(np.int64), rows, gone)
+    return LookupResult(live, hits.astype(np.int64), events.astype(np.int64), rows, gone)
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class KeyLookup:
 
     def _in(self, rows: pa.Table) -> LookupResult:
         """Return the result of a lookup in some rows of a file, numbered from 0."""
-        hits, at = self.search(rows)
+        hits, events = self.search(rows)
         if self.history is not None and self.history.cuts:
             ended = np.setdiff1d(self._ended(rows, self.history.cuts), hits)
             order = np.argsort(np.concatenate([hits, ended]))
             hits = np.concatenate([hits, ended])[order]
-            at = np.concatenate([at, np.full(len(ended), -1, np.int64)])[order]
+            events = np.concatenate([events, np.full(len(ended), -1, np.int64)])[order]
         return LookupResult(
-            len(rows), hits, at, rows.select(self._columns_needed).take(pa.array(hits)), self._gone(rows)
+            len(rows), hits, events, rows.select(self._columns_needed).take(pa.array(hits)), self._gone(rows)
         )
 
     def _ended(self, rows: pa.Table, cuts: Sequence[VersionCut]) -> Numbers:

@@ -62,14 +62,14 @@ class MirrorMemory:
     ahead: pa.Table | None = None
 
     @classmethod
-    def of(cls, key: tuple[str, ...], entries: pa.Table | None, held: Callable[[], RangeSet]) -> MirrorMemory:
+    def of(cls, key: tuple[str, ...], entries: pa.Table | None, read_landed: Callable[[], RangeSet]) -> MirrorMemory:
         """Return the memory at a head.
 
-        :param held: returns the offsets that the head's ledgers hold.
+        :param read_landed: returns the offsets that the head's ledgers hold.
         """
         if entries is None or not len(entries):
             return cls(key, entries)
-        landed = pa.array(_is_landed(entries, held()))
+        landed = pa.array(_is_landed(entries, read_landed()))
         return cls(key, entries.filter(landed), entries.filter(pc.invert(landed)))
 
     @cached_property
@@ -158,7 +158,7 @@ class MirrorMemory:
         return pa.concat_tables(tables) if tables else None
 
 
-def _is_landed(entries: pa.Table, held: RangeSet) -> Mask:
+def _is_landed(entries: pa.Table, ranges: RangeSet) -> Mask:
     """Return a mask of the entries whose events are landed.
 
     Entries do not contain their topic: an offset that any topic holds counts.
@@ -167,15 +167,15 @@ def _is_landed(entries: pa.Table, held: RangeSet) -> Mask:
     # A snapshot's mark has the offset of its first event, see `snapshots.with_ends`.
     offsets = np.where(offsets < 0, -1 - offsets, offsets)
     landed, with_entries = np.zeros(len(entries), np.bool_), {*np.unique(partitions).tolist()}
-    for topic, partition in held.partitions:
+    for topic, partition in ranges.partitions:
         if partition in with_entries:
             indices = np.flatnonzero(partitions == partition)
-            is_in_ranges = is_within(pa.chunked_array([offsets[indices]]), held.intervals(topic, partition))
+            is_in_ranges = is_within(pa.chunked_array([offsets[indices]]), ranges.intervals(topic, partition))
             landed[indices] |= is_in_ranges.to_numpy(zero_copy_only=False)
     return landed
 
 
-def held_by(ledgers: Iterable[Ledger]) -> RangeSet:
+def landed_by(ledgers: Iterable[Ledger]) -> RangeSet:
     """Return the offsets that any of the ledgers of a mirror holds."""
     return union(entry.held for ledger in ledgers for entry in ledger.topics.values())
 

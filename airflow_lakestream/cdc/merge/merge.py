@@ -103,12 +103,10 @@ class BatchMerger:
     """Merge of a batch.
 
     :param batch: the newest events. `merge` replaces them by events with later places, see `snapshots.behind`.
-    :param table: the mirror's name.
     :param key: the columns of the key.
     :param strategy: the rows of a key.
     :param entries: the memory of deleted rows.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
-    :param pool: does the work on files.
     :param written: gets all files that were written, for any head.
     :param check_rows: checks the incoming rows before anything is written, and raises ChecksFailed.
     :param borrowed: see `cdc.merge.values.RowValues`.
@@ -126,18 +124,18 @@ class BatchMerger:
     borrowed: Borrowed | None = None
     _judged: GuardedRowCheck = field(init=False)
 
-    def merge(self, head: MirrorHead | None, held: Callable[[], RangeSet] = RangeSet) -> MergeResult:
+    def merge(self, head: MirrorHead | None, read_landed: Callable[[], RangeSet] = RangeSet) -> MergeResult:
         """Decide about a batch's rows for a head, and write the files; return the result for the commit.
 
         If the table does not exist yet, no file is written, and the result has the rows. Raises ValueMissing,
         MirrorStopped, and the errors of `check_rows`.
 
         :param head: the head of this commit attempt, or None if the table does not exist yet.
-        :param held: returns the offsets that the head's ledgers hold: entries of other events do not count.
+        :param read_landed: returns the offsets that the head's ledgers hold: entries of other events do not count.
         """
         # 1. Look up the keys in the table's files and in the memory. Events behind a known snapshot get later places.
         files = head.files() if head is not None else []
-        memory, reached, results = self._ranked(*self._looked_up(head, files, held))
+        memory, reached, results = self._ranked(*self._looked_up(head, files, read_landed))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         # 2. Decide which events are late, and which rows of the table are replaced or deleted.
@@ -200,7 +198,7 @@ class BatchMerger:
             self.entries.add(merged.entries)
 
     def _looked_up(
-        self, head: MirrorHead | None, files: Sequence[File], held: Callable[[], RangeSet]
+        self, head: MirrorHead | None, files: Sequence[File], read_landed: Callable[[], RangeSet]
     ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
         """Return the memory of the batch's keys, the files with possible rows, and the lookup result of each file."""
         batch, search = self.batch, KeySearch(self.batch.rows, self.key)
@@ -217,7 +215,7 @@ class BatchMerger:
             works.append(opened.wanted(self.key, search))
         results = self.pool.do(*works)
         entries = opened.joined(chain.from_iterable(results[-1])) if opened is not None else None
-        return MirrorMemory.of(self.key, entries, held), reached, results[0] if head is not None else []
+        return MirrorMemory.of(self.key, entries, read_landed), reached, results[0] if head is not None else []
 
     def _ranked(
         self, memory: MirrorMemory, reached: list[File], results: list[LookupResult]

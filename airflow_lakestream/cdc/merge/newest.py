@@ -55,7 +55,6 @@ class NewestEvents:
         the next event may leave out.
     :param snapshots: the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
     :param guards: by a row's index, the conditions on the table's row of the same key.
-    :param topic: the topic's name, for errors.
     :param staged: the staged events, if executors read the values: `rows` then have key, operation, version, `PLACE`.
     :param ties: for events of plain records, the check of their order; None for events of a database.
     :param partial: all records, if records may lack fields.
@@ -94,7 +93,6 @@ def newest(
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param key: the columns of the mirror's key.
-    :param table: the mirror's name, and `topic` the topic's, for errors.
     :param strategy: the rows of a key; if deleted rows stay, a deletion has the values of the row before.
     :param record_key: the columns of the records' keys, which every deletion has.
     :param staged: the files with the values of rows, if `events` lacks the values.
@@ -186,7 +184,6 @@ def every_event(
 
     :param events: the row's columns, `OP`, `TIME` and `VERSION`, in any order.
     :param key: the columns of the mirror's key.
-    :param table: the mirror's name, and `topic` the topic's, for errors.
     :param record_key: the columns of the records' keys, which every deletion has.
     :param columns: the columns whose changes begin versions; empty for all events.
     """

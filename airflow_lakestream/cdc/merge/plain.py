@@ -27,7 +27,6 @@ def plain_records(
     """Return the records of a batch that begin, change or end rows. Raises MirrorStopped for an unknown order.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
-    :param mirror: the mirror's name, and `topic` the topic's, for errors.
     :param staged: the files with the values of rows, if `events` lacks the values.
     """
     key = design.key or ()
@@ -40,7 +39,7 @@ def plain_records(
     ties = PartitionTies(mirror, topic, key, design.sequence_by or ())
     if design.rows.keeps_versions:
         return every_record(events, ties, HistoryRules(design.history_columns, of_log=design.is_flattened))
-    found = newest_records(events, ties, strategy=design.rows, staged=staged)
+    newest = newest_records(events, ties, strategy=design.rows, staged=staged)
     if not design.keeps_absent:
-        return found
-    return replace(found, partial=PartialRecords(without_late(by_version(events.combine_chunks()), key), key))
+        return newest
+    return replace(newest, partial=PartialRecords(without_late(by_version(events.combine_chunks()), key), key))

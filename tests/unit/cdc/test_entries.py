@@ -133,7 +133,7 @@ def test_entries_put_together_in_parts_tell_what_they_told_but_for_what_the_topi
 @given(FILES)
 def test_for_a_history_of_rows_each_deletion_is_kept_once(held: list[tuple[list[Row], bool]]) -> None:
     files = [file_of(rows, has_bounds=has_bounds) for rows, has_bounds in held]
-    kept = as_one(condensed(files, KEY, {}, every=True))
+    kept = as_one(condensed(files, KEY, {}, keeps_all=True))
     names = (*KEY, *memory.VERSION)
     found = [tuple(row[name] for name in names) for row in kept.to_pylist() if row["tenant"] is not None]
     every = (row for rows, _ in held for row in rows)
