@@ -84,9 +84,9 @@ class OffsetTally:
         after = before + (pc.sum(within["step"]).as_py() or 0)
         # A count that is above 0 at a border gets an edge there: up at the start, down at the end.
         borders = [(at, step) for at, step in ((start, before), (end, -after)) if at is not None and step]
-        at, steps = zip(*borders, strict=True) if borders else ((), ())
-        ends = pa.table({"at": pa.array(at, pa.int64()), "step": pa.array(steps, pa.int64())})
-        window._settled = _settle(pa.concat_tables([within, ends]))
+        edge_offsets, steps = zip(*borders, strict=True) if borders else ((), ())
+        border_edges = pa.table({"at": pa.array(edge_offsets, pa.int64()), "step": pa.array(steps, pa.int64())})
+        window._settled = _settle(pa.concat_tables([within, border_edges]))
         return window
 
     def intervals(self) -> tuple[Interval, ...]:

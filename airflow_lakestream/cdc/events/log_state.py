@@ -38,9 +38,9 @@ _BYTES = 2**32
 
 def binlog_places(source: pa.Array) -> pa.Array:
     """Return the events' log positions as numbers, growing with the log; null for events of another kind of log."""
-    parts = pc.extract_regex(_member(source, BINLOG_FILE, pa.string()), _NUMBER)
+    parts = pc.extract_regex(member(source, BINLOG_FILE, pa.string()), _NUMBER)
     file_number = pc.struct_field(parts, "number").cast(pa.int64())
-    return pc.add(pc.multiply(file_number, _BYTES), _member(source, _BYTE, pa.int64()))
+    return pc.add(pc.multiply(file_number, _BYTES), member(source, _BYTE, pa.int64()))
 
 
 def first_without_position(source: pa.Array) -> int | None:
@@ -48,8 +48,8 @@ def first_without_position(source: pa.Array) -> int | None:
 
     MariaDB may leave out an event's end position. Debezium then subtracts the event's length from 0: `pos` is negative.
     """
-    byte = _member(source, _BYTE, pa.int64())
-    lacking = pc.and_(_member(source, BINLOG_FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
+    byte = member(source, _BYTE, pa.int64())
+    lacking = pc.and_(member(source, BINLOG_FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
     index = pc.index(lacking, True).as_py()
     return None if index < 0 else int(index)
 
@@ -60,19 +60,19 @@ def log_columns(source: pa.Array) -> Sequence[pa.Array]:
     The time is -1 if the source has no time. The values are null also for rows of an incremental snapshot: these rows
     have the stream's position, but were read later.
     """
-    is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
+    is_incremental = pc.equal(member(source, "snapshot", pa.string()), "incremental").fill_null(False)
     has_place = pc.and_(binlog_places(source).is_valid(), pc.invert(is_incremental))
     names = (("gtid", pa.string()), ("server_id", pa.int64()), ("ts_ms", pa.int64()))
-    columns = [pc.if_else(has_place, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
+    columns = [pc.if_else(has_place, member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
     return [*columns[:2], pc.if_else(has_place, pc.fill_null(columns[2], -1), pa.scalar(None, pa.int64()))]
 
 
 def binlog_rows(source: pa.Array) -> pa.Array:
     """Return the number of each row in its event, from 1."""
-    return pc.add(pc.fill_null(_member(source, _ROW, pa.int64()), 0), 1)
+    return pc.add(pc.fill_null(member(source, _ROW, pa.int64()), 0), 1)
 
 
-def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+def member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
     """Return a field of events' sources; nulls of a type if the sources lack the field."""
     return pc.struct_field(source, name) if source.type.get_field_index(name) >= 0 else pa.nulls(len(source), kind)
 

@@ -90,7 +90,8 @@ def order_by_log(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Tab
         return events, logs
     places, parts = EventPlaces.of(events), dict(_parts(events))
     several = len({*parts, *logs.seen}) > 1
-    starts, old_starts = [dict(numbers) for numbers in logs.starts], None
+    starts = [dict(numbers) for numbers in logs.starts]
+    old_starts: list[dict[str, int]] | None = None
     first_state = LogState(era=len(logs.starts) - 1)
     # A partition may have events of an era that a later partition has shown: walk again until no walk adds to `starts`.
     while starts != old_starts:

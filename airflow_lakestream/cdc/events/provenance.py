@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, LOG, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
-from airflow_lakestream.cdc.events.log_state import SERIAL, binlog_places, log_columns
+from airflow_lakestream.cdc.events.log_state import SERIAL, binlog_places, log_columns, member
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
 from airflow_lakestream.tables.row_buffer import one_array
@@ -53,7 +53,7 @@ def with_origin(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table
     events = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
     events = events.append_column(TABLE, _table(source))
     is_serial = binlog_places(source).is_valid()
-    transactions = pc.if_else(is_serial, pa.scalar(SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
+    transactions = pc.if_else(is_serial, pa.scalar(SERIAL, pa.int64()), member(source, "txId", pa.int64()))
     events = events.append_column(TRANSACTION, transactions)
     for name, column in zip(LOG, log_columns(source), strict=True):
         events = events.append_column(name, column)
@@ -126,16 +126,11 @@ def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
 
 def _table(source: pa.Array) -> pa.Array:
     """Return the name of each event's table, with schema and database; null for events without a table."""
-    *spaces, table = (_member(source, name, pa.string()) for name in _NAMES)
+    *spaces, table = (member(source, name, pa.string()) for name in _NAMES)
     names = table
     for space in reversed(spaces):
         names = pc.coalesce(pc.binary_join_element_wise(space, names, "."), names)
     return names
-
-
-def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a field of events' sources; nulls of a type if the sources lack the field."""
-    return pc.struct_field(source, name) if source.type.get_field_index(name) >= 0 else pa.nulls(len(source), kind)
 
 
 def _set(rows: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:

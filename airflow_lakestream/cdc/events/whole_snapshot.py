@@ -155,11 +155,11 @@ def _origin(source: Mapping[str, str]) -> ConnectorTable:
     return ConnectorTable(source["name"], re.escape(".".join(part for part in (space, source["table"]) if part)))
 
 
-def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:
+def _key(batch: RawBatch, index: int) -> tuple[str, ...] | None:
     """Return the columns of a record's key, or None if unknown."""
     if batch.keys is None:
         return None
     try:
-        return key_of(pa.table({RECORD_KEY: batch.keys[place : place + 1]}), batch.topic)
+        return key_of(pa.table({RECORD_KEY: batch.keys[index : index + 1]}), batch.topic)
     except InvalidArgument:
         return None

@@ -107,6 +107,7 @@ class PreviousEvents:
     """
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
+        # Whole keys are compared only if the key's first column is that of a wanted event: making tuples is slow.
         first = plain(rows[key[0]])
         is_candidate = pc.is_in(first, value_set=pc.unique(first.take(pa.array(wanted, pa.int64()))))
         numbers = np.flatnonzero(is_candidate.to_numpy(zero_copy_only=False)).tolist()

@@ -282,14 +282,17 @@ class _ChangedRows:
     def of(cls, known: KnownRecords, versions: RowVersions) -> _ChangedRows:
         """Return the new and changed versions among all versions."""
         records, hits = versions.known, np.maximum(versions.hits, 0)
-        is_same = (versions.hits >= 0) & (versions.sources == versions.hits)
+        # A version is unchanged if it has a row in a file with the same values, records and end.
+        is_unchanged = (versions.hits >= 0) & (versions.sources == versions.hits)
         for name in ("firsts", "lasts", "ends", "is_open"):
-            same = getattr(records, name) == getattr(known, name)[hits] if len(known.keys) else np.zeros(0, np.bool_)
-            is_same &= same.reshape(len(hits), -1).all(axis=1)
-        changed = np.flatnonzero(~records.gone & ~is_same)
-        out, replaced = np.zeros(known.hits, np.bool_), versions.hits[changed]
-        out[replaced[replaced >= 0] - known.batch] = True
-        return cls(records.take(changed), versions.sources[changed], out)
+            equals_hit = (
+                getattr(records, name) == getattr(known, name)[hits] if len(known.keys) else np.zeros(0, np.bool_)
+            )
+            is_unchanged &= equals_hit.reshape(len(hits), -1).all(axis=1)
+        changed = np.flatnonzero(~records.gone & ~is_unchanged)
+        is_replaced, replaced_hits = np.zeros(known.hits, np.bool_), versions.hits[changed]
+        is_replaced[replaced_hits[replaced_hits >= 0] - known.batch] = True
+        return cls(records.take(changed), versions.sources[changed], is_replaced)
 
     def rows(self, batch: pa.Table, old: pa.Table, needed: Numbers) -> pa.Table:
         """Return the rows of these versions.
