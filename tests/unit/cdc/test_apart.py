@@ -111,7 +111,7 @@ def unnoted(mirror: HandMirror) -> None:
         (changed, "values are left out"),
         (deleted_after_an_update, "the batch ends with a deletion, and has an earlier event of the row"),
         (of_other_columns, "executors saw different columns"),
-        (unnoted, "nothing is noted of some events"),
+        (unnoted, "some events have no notes"),
     ],
 )
 def test_the_driver_reads_all_of_it_where_values_decide_and_says_why(
