@@ -1,8 +1,8 @@
 """Branch for a landing's rows during the checks, with these rows alone and no older snapshot below.
 
-A reader of the branch sees exactly the checked rows. The branch holds no file of main back from expiry, and main can't
-be fast-forwarded to it past the ledger. It also makes publishing safe: the commit that puts its files on main asserts
-the branch, and removes it. Once it is dropped, nobody can publish it any more, so its files may go.
+A reader of the branch sees exactly the checked rows. The branch keeps no file of main from expiry, and main can't be
+fast-forwarded to the branch past the ledger. The branch also makes publishing safe: the commit that puts the files on
+main asserts the branch, and removes it. A dropped branch can't be published any more, so its files may be deleted.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ log = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 PREFIX = "lakestream_checks_"
-# Keys in the summary of a branch's snapshot, other than the ledger's: these rows have not landed.
+# Keys in the summary of a branch's snapshot. The ledger's keys are not used, since these rows have not landed.
 GROUP, RUN_ID, RANGES, HANDED, REPLACES = (
     f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed", "replaces")
 )
+# Tries to drop a branch, and the first pause between two tries in seconds.
 DROP_TRIES, PAUSE = 5, 0.2
 
 
@@ -82,7 +83,7 @@ class CheckBranch:
     @property
     def ranges(self) -> RangeSet:
         """The offsets of the rows, and of records without a row."""
-        return RangeSet(OffsetRange(*one) for one in json.loads(self._summary.get(RANGES, "[]")))
+        return RangeSet(OffsetRange(*parts) for parts in json.loads(self._summary.get(RANGES, "[]")))
 
     @property
     def replaces(self) -> bool:
@@ -120,8 +121,8 @@ class CheckBranch:
         """Return whether updates of `removal` remove the snapshot, too."""
         return any(isinstance(update, RemoveSnapshotsUpdate) for update in removal)
 
-    def described_by(self, io: FileIO) -> list[str]:
-        """Return the manifests and the manifest list of the snapshot, for deletion after the snapshot's removal."""
+    def metadata_files(self, io: FileIO) -> list[str]:
+        """Return the paths of the snapshot's manifests and manifest list, for deletion after its removal."""
         return [*(manifest.manifest_path for manifest in self.snapshot.manifests(io)), self.snapshot.manifest_list]
 
     def _is_named_once(self, metadata: TableMetadata) -> bool:
@@ -182,8 +183,8 @@ def kept_branches(table: Table, group: str) -> Iterator[CheckBranch]:
     """
     for name in sorted(table.metadata.refs):
         snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
-        if name.startswith(PREFIX) and snapshot is not None and (found := CheckBranch(name, snapshot)).group == group:
-            yield found
+        if name.startswith(PREFIX) and snapshot is not None and (branch := CheckBranch(name, snapshot)).group == group:
+            yield branch
 
 
 def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
@@ -196,7 +197,7 @@ def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
         table = catalog.load_table(name)
         if not branch.is_in(table.metadata):
             return
-        described, removal = branch.described_by(table.io), branch.removal(table.metadata)
+        metadata_files, removal = branch.metadata_files(table.io), branch.removal(table.metadata)
         try:
             fitness.commit_table(catalog, table, (branch.requirement(),), removal)
         except CommitFailedException:
@@ -204,30 +205,31 @@ def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
                 raise
             continue
         if branch.is_removed_by(removal):
-            delete_files(table.io, described)
+            delete_files(table.io, metadata_files)
         return
 
 
 def drop_superseded(
-    catalog: Catalog, name: str, group: str, but: CheckBranch | None, ranges: RangeSet, loaded: Table | None
+    catalog: Catalog, name: str, group: str, keep: CheckBranch | None, ranges: RangeSet, loaded: Table | None
 ) -> None:
     """Drop a group's branches with offsets landed by now, and delete the rows; never raises.
 
     A branch of a replace is dropped only if it has offsets of `ranges`, since its offsets were landed before. A branch
     without offsets is dropped, too.
 
-    :param but: the branch to keep, or None.
+    :param keep: the branch to keep, or None.
     :param ranges: offsets that count as landed, such as the offsets of the landing just decided.
     :param loaded: the table, if it was loaded just now.
     """
     try:
         table = loaded or catalog.load_table(name)
-        if not (further := [one for one in kept_branches(table, group) if but is None or one.name != but.name]):
+        branches = [branch for branch in kept_branches(table, group) if keep is None or branch.name != keep.name]
+        if not branches:
             return
-        done = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
-        for branch in further:
+        landed = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
+        for branch in branches:
             # A branch without offsets has rows of windows that a watermark closed.
-            if branch.ranges & (ranges if branch.replaces else done) or not branch.ranges:
+            if branch.ranges & (ranges if branch.replaces else landed) or not branch.ranges:
                 _drop_with_rows(catalog, name, branch)
     except Exception as e:  # noqa: BLE001  # the landing is decided; a branch left over harms nobody
         log.warning("%s: branches of earlier checks were left in place: %r", name, e)
@@ -241,9 +243,9 @@ def _drop_with_rows(catalog: Catalog, name: str, branch: CheckBranch) -> None:
     after = catalog.load_table(name)
     # Only snapshots from the branch's snapshot on can refer to its files.
     unneeded = paths - referenced(after, paths, since=(branch.snapshot.sequence_number or 0) - 1)
-    left = delete_files(table.io, sorted(unneeded))
+    undeleted = delete_files(table.io, sorted(unneeded))
     log.info("%s: dropped the branch %s of earlier checks, and %s of its files.", name, branch.name, len(unneeded))
-    for path in left:
+    for path in undeleted:
         log.warning("A file of a dropped branch could not be deleted: %s", path)
 
 
@@ -269,6 +271,7 @@ class IcebergExaminer(LandingExaminer):
         )
 
     def _history(self) -> Iterator[tuple[int, Landing]]:
+        """Yield the group's live landings, newest first, each after its time in milliseconds since the epoch."""
         try:
             table = self._catalog.load_table(self._name)
         except NoSuchTableError:
@@ -278,13 +281,13 @@ class IcebergExaminer(LandingExaminer):
                 yield snapshot.timestamp_ms, landing
 
 
-def publishing(commit: TableCommit, branch: CheckBranch, described: Sequence[str]) -> TableCommit:
+def publishing(commit: TableCommit, branch: CheckBranch, metadata_files: Sequence[str]) -> TableCommit:
     """Return the commit as the publication of a branch: it brings rows and ledger to main, and removes the branch.
 
     Rows of a missing branch are refused: the files may be gone, too. The manifests of the branch's snapshot are deleted
     afterwards: expiry within the commit reads the manifests of the earlier snapshots.
 
-    :param described: the manifests and the manifest list of the branch's snapshot.
+    :param metadata_files: the paths of the manifests and the manifest list of the branch's snapshot.
     """
 
     def is_there(_: TableCommit, head: Table) -> None:
@@ -297,7 +300,7 @@ def publishing(commit: TableCommit, branch: CheckBranch, described: Sequence[str
 
     def clean_up(before: Table, after: TableMetadata) -> None:
         if after.snapshot_by_id(branch.snapshot.snapshot_id) is None:
-            delete_files(before.io, described)
+            delete_files(before.io, metadata_files)
 
     return replace(
         commit,
@@ -328,13 +331,13 @@ class BranchChecks(IcebergExaminer):
         return self._checked(landing, publish)
 
     def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
-        # The rows, if any, go on a branch, where they are checked. Then `publish` brings them to main.
+        """Put the rows, if any, on a branch, check the rows there, and let `publish` bring them to main."""
         sink, files = self._sink, self._sink.files
         branch = self._staged_on_branch(landing, files) if files else None
         try:
             self._audit(landing, files, branch)
             if branch is not None:
-                sink.builders = [partial(publishing, branch=branch, described=branch.described_by(sink.io))]
+                sink.builders = [partial(publishing, branch=branch, metadata_files=branch.metadata_files(sink.io))]
             done = publish()
         except BaseException as e:
             if branch is None:
@@ -366,7 +369,7 @@ class BranchChecks(IcebergExaminer):
         open: "latest" would be other offsets in the next run, and the records up to these would never land.
         """
         first, table = beginning_of(landing), self._sink.loaded
-        if table is not None and table.metadata.snapshots and not any(one.origin for one in first.topics.values()):
+        if table is not None and table.metadata.snapshots and not any(entry.origin for entry in first.topics.values()):
             return
         commit = self._sink.commit_of(first)
         if table is not None:
@@ -397,6 +400,7 @@ class BranchChecks(IcebergExaminer):
             self._sink.leave_in_place()
 
     def _drop_superseded(self, landing: Landing, own: CheckBranch | None) -> None:
-        # The commit has just looked at the table again.
+        """Drop the branches that this landing makes needless, except `own`; `own` is None after the publication."""
+        # The publication has just loaded the table again.
         loaded = self._sink.loaded if own is None else None
         drop_superseded(self._catalog, self._name, self._group, own, landing.touched, loaded)

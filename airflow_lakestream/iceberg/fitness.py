@@ -82,6 +82,7 @@ _OF_METADATA = (
     *(ValidationError, PydanticError, NoSuchPropertyException, FileNotFoundError, BadGzipFile, EOFError, zlib.error),
     *(ValueError, TypeError, AttributeError, LookupError, RecursionError, NotImplementedError),
 )
+# Characters of a cause in an error, at most.
 _LONGEST = 500
 
 
@@ -89,7 +90,7 @@ class UnreadableTable(LakestreamError, Terminal):
     """Table with metadata unreadable by PyIceberg: of a newer kind, damaged, or gone."""
 
     def __init__(self, table: str, cause: Exception) -> None:
-        if gone := isinstance(cause, FileNotFoundError):
+        if is_gone := isinstance(cause, FileNotFoundError):
             remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
         else:
             remedy = (
@@ -98,7 +99,7 @@ class UnreadableTable(LakestreamError, Terminal):
             )
         cause_text = " ".join(str(_named(cause)).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
-            f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
+            f"{table}: {'a file of its metadata is gone' if is_gone else 'PyIceberg can not read its metadata'} "
             f"({cause_text}). Nothing was read or changed. {remedy}"
         )
 
@@ -182,14 +183,17 @@ def check_store(table: Table) -> None:
         if urlsplit(place).scheme in ("", "file"):
             check_folder(name_of(table), place.removeprefix("file:").removeprefix("//"))
             continue
+        if urlsplit(place).scheme in cloud_options.AZURE_SCHEMES:
+            # `_check_client` has checked Azure's client.
+            continue
         try:
-            # Azure's client was checked above.
-            _ = urlsplit(place).scheme in cloud_options.AZURE_SCHEMES or table.io.new_output(place)
+            table.io.new_output(place)
         except (ValueError, ImportError) as e:
             raise PlaceNotWritable(name_of(table), place, e) from e
 
 
 def _check_client(table: Table) -> None:
+    """Refuse a client of HDFS or Azure that can't open the table's files. Raises InvalidArgument."""
     place = urlsplit(table.location())
     if place.scheme == hdfs.SCHEME and isinstance(table.io, PyArrowFileIO):
         raise InvalidArgument(
@@ -266,10 +270,11 @@ def _contradiction(metadata: TableMetadata) -> str:
         return f"last-column-id is {metadata.last_column_id}, and a column has the id {max(ids)}"
     if metadata.default_sort_order_id not in [order.order_id for order in metadata.sort_orders]:
         return f"default-sort-order-id is {metadata.default_sort_order_id}, and sort-orders has no such order"
-    at = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
-    if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
-        return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
-    highest = max((one.sequence_number or 0 for one in metadata.snapshots), default=0)
+    named_ids = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
+    missing_ids = [id_ for id_ in named_ids if id_ is not None and metadata.snapshot_by_id(id_) is None]
+    if missing_ids:
+        return f"a branch or a tag is at the snapshot {missing_ids[0]}, which is not there"
+    highest = max((snapshot.sequence_number or 0 for snapshot in metadata.snapshots), default=0)
     # Version 1 has no sequence numbers.
     if metadata.format_version > 1 and highest > (last := metadata.next_sequence_number() - 1):
         return f"last-sequence-number is {last}, and a snapshot has {highest}"
@@ -279,17 +284,19 @@ def _contradiction(metadata: TableMetadata) -> str:
 def _odd_total(metadata: TableMetadata) -> str:
     """Return a total in the head's summary that is not a number, or an empty text: PyIceberg adds to each total."""
     head = metadata.current_snapshot()
-    found = head.summary.additional_properties if head and head.summary else {}
-    odd = [name for name in _TOTALS if found.get(name) and not _NUMBER.fullmatch(str(found[name]))]
-    return f"{odd[0]} in the summary of snapshot {metadata.current_snapshot_id} is {found[odd[0]]!r}" if odd else ""
+    summary = head.summary.additional_properties if head and head.summary else {}
+    odd_names = [name for name in _TOTALS if summary.get(name) and not _NUMBER.fullmatch(str(summary[name]))]
+    if not odd_names:
+        return ""
+    return f"{odd_names[0]} in the summary of snapshot {metadata.current_snapshot_id} is {summary[odd_names[0]]!r}"
 
 
 def _fields(kind: IcebergType, path: str = "") -> Iterator[tuple[str, NestedField]]:
     """Yield all fields within a type, each with the path."""
     parts = {StructType: ("fields",), ListType: ("element_field",), MapType: ("key_field", "value_field")}
     for part in parts.get(type(kind), ()):
-        found = getattr(kind, part)
-        for field in found if part == "fields" else (found,):
+        child = getattr(kind, part)
+        for field in child if part == "fields" else (child,):
             yield f"{path}{field.name}", field
             yield from _fields(field.field_type, f"{path}{field.name}.")
 

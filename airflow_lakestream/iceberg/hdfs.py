@@ -42,11 +42,11 @@ class HdfsFileIO(FileIO):
         client, path = _opened(folder.rstrip("/"))
         try:
             with hdfs.translate_errors(folder):
-                found = [one for one in client.list_status(path, True) if not one.isdir]
+                files = [status for status in client.list_status(path, True) if not status.isdir]
         except FileNotFoundError:
             return
-        for one in found:
-            yield folder.rstrip("/") + one.path.removeprefix(path), one.length, one.modification_time
+        for status in files:
+            yield folder.rstrip("/") + status.path.removeprefix(path), status.length, status.modification_time
 
 
 class _HdfsInputFile(InputFile):
@@ -83,6 +83,7 @@ class _HdfsOutputFile(OutputFile):
 
 
 def _opened(location: str) -> tuple[Any, str]:
+    """Return the client of a location's cluster, and the path in the cluster."""
     authority, path = hdfs.split(location)
     return hdfs.client_of(authority), path
 

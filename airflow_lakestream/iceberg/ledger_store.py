@@ -69,16 +69,19 @@ def other_ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
 def landings_of_run(
     table: Table, reading: LedgerReading, consumer_group: str, run_id: str
 ) -> list[tuple[int, Landing]]:
-    """Return the landings of a run in the head's history, oldest first, as far back as the metadata goes."""
-    found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
+    """Return a run's landings in the head's history, oldest first, each after its snapshot's id.
+
+    Landings older than the metadata and the journal are missing.
+    """
+    by_id = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
     for snapshot in live_ancestors(table.metadata):
         # Only this run's landings are decoded: a long history has many landings of other runs.
         is_own = summary_of(snapshot).get(codec.SUMMARY_RUN_ID) == run_id
         if is_own and (landing := landing_of(snapshot, consumer_group)) is not None:
             # The summary is read, and not only the journal: the summary has the counts by partition, too.
-            found[landing.landing_id] = (snapshot.snapshot_id, landing)
+            by_id[landing.landing_id] = (snapshot.snapshot_id, landing)
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
-    of_run = [item for item in found.values() if item[1].run_id == run_id]
+    of_run = [item for item in by_id.values() if item[1].run_id == run_id]
     # Expired landings are older than all live landings; the journal has them in order.
     return sorted(of_run, key=lambda item: sequence.get(item[0], 0))
 
@@ -117,7 +120,7 @@ def columns_of(table: Table, consumer_group: str) -> Ledger:
     if text is not None:
         value = codec.decode_property(text, consumer_group)
         ledger, landings = value.base, [entry.landing for entry in value.journal]
-    landings += [landing_of(one, consumer_group) for one in reversed([*live_ancestors(table.metadata)])]
+    landings += [landing_of(snapshot, consumer_group) for snapshot in reversed([*live_ancestors(table.metadata)])]
     for landing in filter(None, landings):
         ledger = ledger.add(landing)
     return Ledger(consumer_group, filled=ledger.filled, types=ledger.types)
@@ -130,19 +133,19 @@ def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 def ancestors(metadata: TableMetadata, head: int | None) -> Iterator[Snapshot]:
     """Yield a snapshot and the ancestors, newest first, up to an expired snapshot."""
-    snapshots, at = {s.snapshot_id: s for s in metadata.snapshots}, head
-    while at is not None and at in snapshots:
-        yield snapshots[at]
-        at = snapshots[at].parent_snapshot_id
+    snapshots, current_id = {s.snapshot_id: s for s in metadata.snapshots}, head
+    while current_id is not None and current_id in snapshots:
+        yield snapshots[current_id]
+        current_id = snapshots[current_id].parent_snapshot_id
 
 
 def rolled_back(metadata: TableMetadata) -> list[str]:
     """Return the ids of landings with live snapshots certainly outside of main's history."""
-    history = {one.snapshot_id: one.sequence_number or 0 for one in live_ancestors(metadata)}
+    history = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in live_ancestors(metadata)}
     # Numbers fall along the parents: a snapshot below the last live ancestor may be an ancestor behind an expired one.
     lowest = min(history.values(), default=0)
-    newer = (one for one in metadata.snapshots if (one.sequence_number or 0) >= lowest)
-    others = (summary_of(one) for one in newer if one.snapshot_id not in history)
+    newer = (snapshot for snapshot in metadata.snapshots if (snapshot.sequence_number or 0) >= lowest)
+    others = (summary_of(snapshot) for snapshot in newer if snapshot.snapshot_id not in history)
     return [summary[codec.SUMMARY_LANDING_ID] for summary in others if codec.SUMMARY_LANDING_ID in summary]
 
 
@@ -228,18 +231,18 @@ def properties_after(
 
 
 def properties_of_expiry(table: Table, consumer_group: str, expiring: Collection[int]) -> dict[str, str]:
-    """Return the group's properties for a commit after which snapshots go: the anchors, and the times of landings.
+    """Return the group's properties for a commit that removes snapshots: the anchors, and the times of landings.
 
-    :param expiring: these snapshots.
+    :param expiring: the ids of the snapshots that are removed.
     """
-    noted = lineage.anchors_after(lambda: history(table), consumer_group, expiring)
+    anchors = lineage.anchors_after(lambda: history(table), consumer_group, expiring)
     times, names = expired_landings(table.metadata, consumer_group), names_of(table.metadata.properties, consumer_group)
     for snapshot in live_ancestors(table.metadata):
         if snapshot.snapshot_id in expiring and summary_of(snapshot).get(codec.SUMMARY_GROUP) in names:
             landing = landing_of(snapshot, summary_of(snapshot)[codec.SUMMARY_GROUP])
             for identity in landing.topics if landing is not None and not landing.is_replay else ():
                 times[identity.topic] = max(snapshot.timestamp_ms, times.get(identity.topic, 0))
-    properties = {codec.anchors_key(consumer_group): codec.encode_anchors(noted)}
+    properties = {codec.anchors_key(consumer_group): codec.encode_anchors(anchors)}
     return properties | ({EXPIRED_PREFIX + consumer_group: json.dumps(times)} if times else {})
 
 
@@ -256,8 +259,8 @@ def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:
     """Return the anchors for the first landing of a group without a ledger property, for a later rollback."""
     if codec.property_key(consumer_group) in table.metadata.properties:
         return {}
-    noted = lineage.anchors_of_newcomer(lambda: history(table), consumer_group)
-    return {codec.anchors_key(consumer_group): codec.encode_anchors(noted)} if noted else {}
+    anchors = lineage.anchors_of_newcomer(lambda: history(table), consumer_group)
+    return {codec.anchors_key(consumer_group): codec.encode_anchors(anchors)} if anchors else {}
 
 
 def name_of(table: Table) -> str:

@@ -41,8 +41,8 @@ def stored_files(io: FileIO, folder: str) -> Iterator[StoredFile]:
         yield from (StoredFile(location, size, ms / 1000) for location, size, ms in io.stored(folder))
     elif isinstance(io, PyArrowFileIO):
         scheme, netloc, path = io.parse_location(folder, io.properties)
-        found = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
-        for info in found:
+        selector = FileSelector(path, allow_not_found=True, recursive=True)
+        for info in io.fs_by_scheme(scheme, netloc).get_file_info(selector):
             if info.type is FileType.File:
                 modified = None if info.mtime is None else info.mtime.timestamp()
                 yield StoredFile(root + info.path.removeprefix(path.rstrip("/")), info.size or 0, modified)
@@ -56,6 +56,7 @@ def stored_files(io: FileIO, folder: str) -> Iterator[StoredFile]:
 
 
 def _modified(about: Mapping[str, Any]) -> float | None:
+    """Return a file's time of the last change in seconds since the epoch, or None if the store does not give it."""
     value = next((about[name] for name in _TIMES if about.get(name) is not None), None)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

@@ -25,6 +25,7 @@ class _EntryCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes = most_bytes, 0
+        # The size in bytes, and the live entries, of each manifest by path.
         self._entries = OrderedDict[str, tuple[int, Sequence[ManifestEntry]]]()
         self._lock = threading.Lock()
 

@@ -56,7 +56,10 @@ class _IcebergMainLedgers:
         self.rolled_back: Sequence[str] = ledger_store.rolled_back(main.metadata)
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's sequence number, 0 if expired, a number below 0 if only the id is known, or None."""
+        """Return the landing's sequence number, or None if the landing is not in the ledger.
+
+        The number is 0 if the snapshot has expired, and below 0 if the ledger has only the landing's id.
+        """
         snapshot_id = ledger_store.snapshot_of_landing(self._main, consumer_group, landing_id)
         if snapshot_id is None:
             ledgers = (self.ledger(group) for group in {consumer_group, *ledger_store.groups(self._main)})
@@ -162,11 +165,11 @@ class IcebergRejects:
             files = files_in(table, settlement.ranges) if settlement.is_due else ()
             rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
             old, new = list[DataFile](), list[DataFile]()
-            for file, rest in settlement.remainders(rows):
+            for file, remaining in settlement.remainders(rows):
                 old.append(file)
-                files_of_rest = write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
-                written.extend(files_of_rest)
-                new += files_of_rest
+                new_files = write_data_files(table.metadata, table.io, remaining, uuid.uuid4().hex)
+                written.extend(new_files)
+                new += new_files
             return FileRewrite(old, new)
 
         self.sink.rewrite(landing, without_stale_rows, written, notes)
@@ -195,7 +198,7 @@ class IcebergRejects:
         return _read(self._main().io, path)
 
     def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
-        """Read and delete records stored by a process of this run; return also the paths possibly left."""
+        """Read and delete records stored by a process of this run; return them, and the paths possibly left."""
         # The commit may have to create the table first: until then only the inner sink knows it.
         io = inner.outline().io
         return _read(io, path), delete_files(io, [path])
@@ -221,10 +224,10 @@ def with_notes(commit: TableCommit, added: Sequence[PendingLanding], settled: Se
     """Return the commit with notes of the added landings, and without notes of the settled landings."""
 
     def notes(head: Table | None, _: int) -> RequestPart:
-        updates: tuple[TableUpdate, ...] = property_part({one.key: one.encode() for one in added}).updates
+        updates: tuple[TableUpdate, ...] = property_part({landing.key: landing.encode() for landing in added}).updates
         if settled and head is not None:
             # Another landing may have settled them too; the removal of a missing property fails.
-            removals = [one.key for one in settled if one.key in head.metadata.properties]
+            removals = [landing.key for landing in settled if landing.key in head.metadata.properties]
             updates = (*updates, RemovePropertiesUpdate(removals=removals))
         return RequestPart(updates=updates)
 

@@ -1,7 +1,6 @@
 """Sink of an Iceberg table: rows become data files, and a landing commits files and ledger together.
 
-The transaction is PyIceberg's; the guard inside its retry makes it exactly once. Read `committing` and `guard` with
-this.
+The transaction is PyIceberg's; the guard inside its retry makes it exactly once: see `committing` and `guard`.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class IcebergSink(TableSink[DataFile]):
         self._table: Table | None = None
         # Returns the change of columns if the next commit takes the place of all rows and columns of a table, or None.
         self.starts_over: Callable[[Table], SchemaChange | None] = lambda _: None
-        # The look before, which the next `load` takes: the table, or None if it was missing.
+        # The table of an earlier `look`, or (None,) if it was missing, for the next `load`; None: `load` looks again.
         self._look: tuple[Table | None] | None = None
         self._staged: NewTable | None = None
         # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
@@ -145,7 +144,7 @@ class IcebergSink(TableSink[DataFile]):
         return table
 
     def _looked(self) -> tuple[Table | None]:
-        """Return a look at the table. Raises NotIceberg."""
+        """Return the table in a tuple, (None,) if it is missing. Raises NotIceberg."""
         try:
             return (fitness.load_table(self._catalog, self._name),)
         except NoSuchIcebergTableError as e:
@@ -202,8 +201,8 @@ class IcebergSink(TableSink[DataFile]):
     def _replace(self, landing: Landing, finder: Callable[..., Finder]) -> tuple[int, Landing]:
         _, ranges = replaced_ranges(landing)
         refuse_replacing(self._name, self.properties, self._group)
-        snapshot_id, made = self.exchange_rows(landing, ranges, replacing, finder)
-        return snapshot_id, made.landing or landing
+        snapshot_id, rewrite = self.exchange_rows(landing, ranges, replacing, finder)
+        return snapshot_id, rewrite.landing or landing
 
     def exchange_rows(
         self,
@@ -219,6 +218,7 @@ class IcebergSink(TableSink[DataFile]):
 
         :param build: builds the commit with `first` and `own`, as `replacing` does.
         :param finder: makes the search for the rows to remove.
+        :param complete: returns the landing with the count of removed rows.
         """
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
@@ -230,9 +230,9 @@ class IcebergSink(TableSink[DataFile]):
             written.extend(new)
             return new
 
-        found = finder(ranges, files, write, self._passed_over)
+        search = finder(ranges, files, write, self._passed_over)
         commit = self.commit_of(landing, partial(build, first=self._first or FirstLook(), own=self._landed))
-        stage = RewriteStage(partial(replaced_files, commit=commit, finder=found, complete=complete), written)
+        stage = RewriteStage(partial(replaced_files, commit=commit, finder=search, complete=complete), written)
         snapshot_id = self._drive(commit, files, stage)
         return snapshot_id, stage.made[snapshot_id]
 
@@ -347,7 +347,7 @@ class IcebergSink(TableSink[DataFile]):
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
         self.target(rows)
-        assert self._change is not None, "there is one for each target"
+        assert self._change is not None, "`target` has set the change"
         return self._change
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[DataFile]]:
@@ -371,10 +371,10 @@ class IcebergSink(TableSink[DataFile]):
         try:
             # Files for a table that is still to be created are at the location of the staged table.
             staged = self._staged and self._staged.table
-            known = staged or self._table or self._catalog.load_table(self._name)
-            place = data_folder(known.metadata, folder)
+            table = staged or self._table or self._catalog.load_table(self._name)
+            place = data_folder(table.metadata, folder)
             # Usually the folder has committed files only: then neither table nor manifests are read.
-            if all(path in self._committed_paths for path in list_files(known.io, place)):
+            if all(path in self._committed_paths for path in list_files(table.io, place)):
                 return 0, 0
             return delete_unreferenced(staged or self._catalog.load_table(self._name), place)
         except NoSuchTableError:

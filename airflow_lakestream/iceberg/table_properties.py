@@ -39,6 +39,7 @@ _PLACES = TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
 MAINTAIN = "lakestream.maintain"
 _ISOLATION_LEVELS = ("serializable", "snapshot")
 
+# Refuses a property by name and text, with InvalidArgument; the result is ignored.
 Check = Callable[[str, str], object]
 
 
@@ -115,9 +116,9 @@ def _flag(name: str, text: str) -> None:
         raise _refused(name, {name: text}, "is neither true nor false")
 
 
-def _one_of(known: tuple[str, ...], name: str, text: str) -> None:
-    if text not in known:
-        raise _refused(name, {name: text}, f"is not one of {', '.join(known)}")
+def _one_of(allowed: tuple[str, ...], name: str, text: str) -> None:
+    if text not in allowed:
+        raise _refused(name, {name: text}, f"is not one of {', '.join(allowed)}")
 
 
 def _mapping(name: str, text: str) -> None:

@@ -17,19 +17,20 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 
-# A landing that is searched is among the last ones.
+# The number of snapshots to search: a snapshot is tagged soon after its landing.
 _MOST = 20
 
 
 def snapshot_at(table: Table, group: str, identity: TopicIdentity, ends: Mapping[int, int]) -> int | None:
     """Return the newest snapshot of main whose ledger has exactly the offsets below `ends`, or None.
 
-    :param ends: by partition.
+    :param ends: the offset after the last one, by partition.
     """
     for snapshot in islice(ledger_store.live_ancestors(table.metadata), _MOST):
         ledger = lineage.read(ledger_store.history(table), group, at=snapshot.snapshot_id).ledger
         entry = ledger.entry(identity)
         tops = reach(entry)
+        # No offset below `end` is missing, and no offset from `end` on is in the ledger.
         if all(first_hole(entry, identity, p) == max(end, tops.get(p, 0)) == end for p, end in ends.items()):
             return snapshot.snapshot_id
     return None

@@ -41,8 +41,8 @@ from airflow_lakestream.tables.schema.change import SchemaChange
 class LandingTransaction(Transaction):
     """Transaction with metadata computed once per change and shared, since metadata are never modified.
 
-    PyIceberg's own applies the staged updates again at each look, and deep-copies the result, every snapshot of the
-    table included: some twenty times for a bare append, most of the time of a commit on a table of some hundred.
+    PyIceberg's own class applies the staged updates again on each access, and deep-copies the result with all
+    snapshots: some twenty times for a bare append. With a hundred snapshots, this takes most of a commit's time.
 
     :param change: a change of the schema to make first; later updates are staged on top of it.
     """
@@ -106,7 +106,7 @@ class CommitAttempt:
 
     @property
     def reached_catalog(self) -> bool:
-        """Whether a commit was ever sent; before the first request a failure leaves no doubt."""
+        """Whether a request was ever sent; without a request, a failed commit certainly changed nothing."""
         return self.guard.asked
 
     def commit(self, files: Sequence[DataFile]) -> int:
@@ -250,7 +250,7 @@ def _delete_merged(producer: Producer) -> None:
 
 @dataclass(frozen=True)
 class FileRewrite:
-    """Removed and new files of a snapshot: data files and delete files.
+    """Removed files (`out`) and new files of a snapshot: data files and delete files.
 
     :param landing: the landing, completed for the head; None for the commit's own landing.
     :param rows_out: the number of removed rows, if they were counted.

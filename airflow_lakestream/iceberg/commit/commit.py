@@ -1,4 +1,4 @@
-"""A commit as a value: its landing, the table that it was made for, the checks of the real head, and what goes with it.
+"""Commit as a value: the landing, the table that it was made for, checks of the head, and parts of the request.
 
 A kind of commit is a builder: a function that adds checks and parts of the request to a commit. The guard runs the
 checks in every attempt. A check refuses a head by a RefusalCarrier; any other error leaves open whether an earlier
@@ -48,8 +48,8 @@ def property_part(properties: Mapping[str, str]) -> RequestPart:
 
 # A check of a table's head; raises RefusalCarrier to refuse the head.
 Check: TypeAlias = Callable[["TableCommit", Table], None]
-# Returns the further part of a request, for the table's head (None for a new table) and the id of the new snapshot; may
-# refuse the head, too.
+# Returns a further part of a request, for the table's head (None for a new table) and the id of the new snapshot; may
+# refuse the head by a RefusalCarrier, too.
 Addition: TypeAlias = Callable[[Table | None, int], RequestPart]
 CommitBuilder: TypeAlias = Callable[["TableCommit"], "TableCommit"]
 
@@ -132,11 +132,11 @@ class TableCommit:
 
     def whole_summary(self) -> dict[str, str]:
         """Return the entries of the snapshot's summary: the landing or the id of another change, and `summary`."""
-        known = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: self.landing.landing_id}
-        return {**(codec.encode_summary(self.group, self.landing) if self.is_landing else known), **self.summary}
+        id_only = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: self.landing.landing_id}
+        return {**(codec.encode_summary(self.group, self.landing) if self.is_landing else id_only), **self.summary}
 
     def check_fit(self, head: Table) -> None:
-        """Refuse a head for which no files should be staged, or for which they were not staged. Raises RefusalCarrier.
+        """Refuse a head that files must not be staged for, or that staged files do not fit. Raises RefusalCarrier.
 
         Other errors leave open whether an earlier attempt was applied.
         """

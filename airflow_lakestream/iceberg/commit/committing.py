@@ -16,6 +16,7 @@ from airflow_lakestream.tables.tries import tries
 log = logging.getLogger(__name__)
 
 COMMIT_TRIES = 8
+# The first pause between two tries, in seconds.
 RETRY_PAUSE = 0.2
 
 

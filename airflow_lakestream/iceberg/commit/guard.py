@@ -84,10 +84,9 @@ class CommitGuard:
         """Commit, unless a check refuses the table's head. Called by PyIceberg on every attempt.
 
         If the landing is in the history already, the current table is returned. Else the commit also sets the ledgers'
-        properties and removes expiring snapshots; afterwards the files that only these needed are deleted.
-
-        Raises RefusalCarrier for a refused landing, OutcomeUnknown, and the error of `_not_applied` if the commit
-        was prepared for another head.
+        properties and removes expiring snapshots; afterwards the files that only these needed are deleted. Raises
+        RefusalCarrier for a refused landing, OutcomeUnknown, and the error of `_not_applied` if the commit was prepared
+        for another head.
         """
         if any(isinstance(r, AssertCreate) for r in requirements):
             response = self._create(table, requirements, updates)
@@ -111,7 +110,8 @@ class CommitGuard:
         if not isinstance(current.metadata, TableMetadataV1) and (
             (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number
         ):
-            # Back at the base by a rollback. A catalog would refuse the number in words that leave the outcome open.
+            # A rollback has set main back to the commit's base. A catalog would refuse the snapshot's sequence number
+            # by an error that leaves the outcome open.
             raise self._not_applied("main moved since the commit was prepared, and was rolled back")
         requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
@@ -132,19 +132,19 @@ class CommitGuard:
         commit, parts = self.commit, list[RequestPart]()
         if commit.is_landing:
             properties = ledger_store.properties_after(ledgers, commit.group, snapshot_id, commit.landing, expiring)
-            noted = SetPropertiesUpdate(updates={**properties, **commit.notes})
-            parts.append(RequestPart(updates=(noted, *retention.removals(expiring))))
+            ledger_update = SetPropertiesUpdate(updates={**properties, **commit.notes})
+            parts.append(RequestPart(updates=(ledger_update, *retention.removals(expiring))))
         parts += (add(head, snapshot_id) for add in commit.additions)
         return RequestPart(
-            tuple(one for part in parts for one in part.requirements),
-            tuple(one for part in parts for one in part.updates),
+            tuple(item for part in parts for item in part.requirements),
+            tuple(item for part in parts for item in part.updates),
         )
 
     def landed_in(self, table: Table) -> int | None:
         """Return the snapshot of this landing in the table's history, or None."""
         group, landing_id = self.commit.group, self.commit.landing.landing_id
         if not self.commit.is_landing:
-            # The journal is in a ledger, which a change of ledgers may be there to mend.
+            # The journal is not read: it is a part of the ledger, and this commit may repair a ledger.
             return ledger_store.live_snapshot_of(table, landing_id)
         return ledger_store.snapshot_of_landing(table, group, landing_id)
 
@@ -164,9 +164,10 @@ class CommitGuard:
         return None if not change or change.is_made_in(current.metadata) else change
 
     def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
+        """Return assertions of the table's columns and partition spec. Raises NotApplied if the schema was changed."""
         changes = any(isinstance(update, SetCurrentSchemaUpdate) for update in updates)
         if changes != (self.change_at(current) is not None):
-            # Stage it again: PyIceberg would repeat a change that another run has made, or undone.
+            # The next attempt stages the change again: PyIceberg would repeat a change that another run has made.
             raise NotApplied("the schema was changed since the commit was prepared")
         metadata = current.metadata
         required: list[TableRequirement] = [
@@ -196,6 +197,10 @@ class CommitGuard:
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
+        """Send the request; after a failure, find the outcome in the table.
+
+        Raises RefusalCarrier, OutcomeUnknown, and the error of `_not_applied`.
+        """
         self.asked = True
         try:
             return fitness.commit_table(self._catalog, table, requirements, updates)
@@ -257,7 +262,7 @@ def _base_of(requirements: tuple[TableRequirement, ...]) -> int | None:
 
 
 def _only(kind: Callable[..., Kind], items: tuple[Any, ...]) -> Kind:
-    found = [item for item in items if isinstance(item, cast(type, kind))]
-    if len(found) != 1:
-        raise AssertionError(f"a commit of a landing has exactly one {kind}, found {found}")
-    return cast(Kind, found[0])
+    matches = [item for item in items if isinstance(item, cast(type, kind))]
+    if len(matches) != 1:
+        raise AssertionError(f"a commit of a landing has exactly one {kind}, found {matches}")
+    return cast(Kind, matches[0])

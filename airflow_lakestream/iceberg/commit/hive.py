@@ -4,7 +4,8 @@ PyIceberg locks the table, reads its metadata location, and alters the table eve
 The metastore forgets a lock after `metastore.txn.timeout`, and PyIceberg sends no heartbeats. So a commit that is
 delayed for longer, by a paused worker or a slow store, would remove the commits of other writers unnoticed. A metastore
 that gets the expected location alters the table only if it is still at that location (HIVE-26882: Hive 4.0.0 and
-2.3.10, and some other distributions). An older metastore ignores it; so each is tested before anything is read.
+2.3.10, and some other distributions). An older metastore ignores the expected location; so each metastore is tested
+before a record is read.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 if TYPE_CHECKING:
     from pyiceberg.catalog.hive import HiveCatalog
 
-# The error of a metastore that compares: Iceberg's own client recognizes it by these words, too.
+# The text in the error of a metastore that compares locations; Iceberg's own client looks for this text, too.
 _MODIFIED = "The table has been modified"
-# Versions before 4 all report "3.0".
+# Versions that certainly compare locations. Versions before 4 all report "3.0", with and without the comparison.
 _COMPARES = re.compile(r"(?!.*alpha)([4-9]|\d\d+)\.")
-# Catalogs whose metastore has passed the test.
+# Catalogs whose metastore has passed the test of `check`.
 _comparing: WeakSet[Catalog] = WeakSet()
 
 
@@ -113,16 +114,16 @@ def check(catalog: HiveCatalog, name: str) -> None:
     database, table = catalog.identifier_to_database_and_table(name)
     with catalog._client as client:
         try:
-            found = client.get_table(dbname=database, tbl_name=table)
+            existing = client.get_table(dbname=database, tbl_name=table)
         except NoSuchObjectException:
             _check_version(name, client.getVersion())
             return
         # No metastore makes this change. A metastore that compares answers that the location differs, any other that
         # partition keys can't be changed.
-        found.partitionKeys = [*(found.partitionKeys or ()), FieldSchema("lakestream_asks", "string", "")]
+        existing.partitionKeys = [*(existing.partitionKeys or ()), FieldSchema("lakestream_asks", "string", "")]
         context = EnvironmentContext(properties=_expecting("the location that no table has"))
         try:
-            client.alter_table_with_environment_context(database, table, found, context)
+            client.alter_table_with_environment_context(database, table, existing, context)
         except MetaException as e:
             if _MODIFIED not in str(e.message):
                 raise
@@ -177,7 +178,7 @@ class _MetastoreClient:
         """Alter a table at the expected location. Raises NotTaken if the table has another location."""
         from hive_metastore.ttypes import MetaException
 
-        # PyIceberg notes there the location that it has read.
+        # PyIceberg puts the location of the metadata that it has read into this parameter.
         environment_context.properties.update(_expecting(new_tbl.parameters[PREVIOUS_METADATA_LOCATION]))
         self.sent = True
         try:

@@ -120,14 +120,15 @@ class _UniqueNamesFile(AvroOutputFile[ManifestEntry]):
 
 
 def _rename(schema: Any, numbers: Iterator[int]) -> None:
+    """Append a number to the name of each type of a fixed length in an Avro schema, changed in place."""
     if isinstance(schema, list):
-        for one in schema:
-            _rename(one, numbers)
+        for child in schema:
+            _rename(child, numbers)
     elif isinstance(schema, dict):
         if schema.get("type") == "fixed":
             schema["name"] = f"{schema['name']}_{next(numbers)}"
-        for one in schema.values():
-            _rename(one, numbers)
+        for child in schema.values():
+            _rename(child, numbers)
 
 
 class _SignalWriter:

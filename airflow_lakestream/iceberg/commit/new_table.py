@@ -71,7 +71,7 @@ class NewTable:
         refuse_taken(schema, design.argument)
         spec = layout.partition_spec(schema, design.partition_by)
         order = layout.sort_order(schema, design.sort_order)
-        made = make_namespace(catalog, name)
+        made_namespace = make_namespace(catalog, name)
         try:
             transaction = catalog.create_table_transaction(
                 name,
@@ -86,7 +86,7 @@ class NewTable:
         except NoSuchNamespaceError as e:
             raise StaleFiles(name, NAMESPACE_GONE) from e
         except BaseException as e:
-            if made:
+            if made_namespace:
                 _drop_namespace(catalog, name)
             if isinstance(e, ValueError):
                 argument, remedy = (
@@ -94,7 +94,7 @@ class NewTable:
                 )
                 raise InvalidArgument(argument, f"the catalog can't create {name}: {e}.", remedy) from e
             raise
-        staged = cls(catalog, name, transaction, made)
+        staged = cls(catalog, name, transaction, made_namespace)
         try:
             fitness.check_store(staged.table)
         except LakestreamError:

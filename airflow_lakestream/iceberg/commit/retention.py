@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 KEEP = "lakestream.snapshots.keep"
 GC_ENABLED = "gc.enabled"
+# Files removed from the table within this time, in milliseconds, are not deleted yet: a read may still open them.
 YOUNGEST_MS = 3_600_000
+# Properties with the folders of the table's files, if not below the table's location.
 _FOLDERS = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
 
 
@@ -47,10 +49,11 @@ def limit(properties: Mapping[str, str]) -> int | None:
 
 
 def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
-    """Return the snapshots for removal by the next landing, oldest first; empty until a tenth is too many.
+    """Return the ids of snapshots for removal by the next landing, oldest first.
 
-    Snapshots of branches and tags, and commits of branches other than main are never removed, nor is main's head, the
-    parent of the landing's own snapshot: without its parent that would look like the first snapshot of a new table.
+    Empty until the surplus is more than a tenth of the limit. Snapshots of branches and tags, and commits of branches
+    other than main are never removed, nor is main's head: without this parent, the landing's own snapshot would look
+    like the first snapshot of a new table.
     """
     keep = limit(metadata.properties)
     if keep is None or metadata.properties.get(GC_ENABLED, "true").lower() == "false":
@@ -89,39 +92,39 @@ def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collecti
     :param before: the table before the commit.
     :param expired: the ids of the removed snapshots.
     """
-    there = {s.snapshot_id for s in after.snapshots}
-    gone = [s for s in before.metadata.snapshots if s.snapshot_id in expired and s.snapshot_id not in there]
-    if not gone:
+    kept_ids = {s.snapshot_id for s in after.snapshots}
+    removed = [s for s in before.metadata.snapshots if s.snapshot_id in expired and s.snapshot_id not in kept_ids]
+    if not removed:
         return
     try:
-        needed = _manifests_of(before.io, _keepers(before.metadata, after, {s.snapshot_id for s in gone}))
-        needed |= {s.manifest_list for s in after.snapshots}
-        manifests = (_manifests_of(before.io, gone) | {s.manifest_list for s in gone}) - needed
-        data = taken_out(before, after, gone)
-        list(ExecutorFactory.get_or_create().map(lambda path: _delete(before.io, path), sorted(manifests | data)))
+        needed_paths = _manifests_of(before.io, _keepers(before.metadata, after, {s.snapshot_id for s in removed}))
+        needed_paths |= {s.manifest_list for s in after.snapshots}
+        manifests = (_manifests_of(before.io, removed) | {s.manifest_list for s in removed}) - needed_paths
+        data_paths = taken_out(before, after, removed)
+        list(ExecutorFactory.get_or_create().map(lambda path: _delete(before.io, path), sorted(manifests | data_paths)))
     except Exception as e:  # noqa: BLE001  # the landing is done; what is left over harms nobody
-        log.warning("The files of %s expired snapshots were left in place: %r", len(gone), e)
+        log.warning("The files of %s expired snapshots were left in place: %r", len(removed), e)
     else:
         log.info(
             "%s snapshots expired; %s manifests and manifest lists, and %s data and delete files that they had taken "
             "out, were deleted.",
-            len(gone),
+            len(removed),
             len(manifests),
-            len(data),
+            len(data_paths),
         )
 
 
-def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now_ms: int | None = None) -> set[str]:
+def taken_out(before: Table, after: TableMetadata, expired: Iterable[Snapshot], now_ms: int | None = None) -> set[str]:
     """Return the table's own files removed by expired snapshots of main, and absent from all snapshots.
 
     Files removed within the last hour are excluded: a read, or a merge, planned before may still open them.
 
     :param before: the table before the expiry.
-    :param gone: the expired snapshots.
+    :param expired: the expired snapshots.
     """
     main = {s.snapshot_id for s in ledger_store.live_ancestors(before.metadata)}
     latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS
-    removers = {s.snapshot_id: s for s in gone if s.snapshot_id in main and s.timestamp_ms <= latest}
+    removers = {s.snapshot_id: s for s in expired if s.snapshot_id in main and s.timestamp_ms <= latest}
     removed = set[str]()
     for manifest in listed(before.io, removers.values()):
         if manifest.added_snapshot_id in removers and manifest.deleted_files_count != 0:
@@ -129,49 +132,49 @@ def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now
     removed = {path for path in removed if path.startswith(own_folders(before.metadata))}
     if not removed:
         return removed
-    # Main's snapshots since then can't have them. The head is read all the same: a file may have been added again.
-    since = {s.snapshot_id for s in ledger_store.live_ancestors(after)} - {ledger_store.head_of(after)}
-    others = [s for s in after.snapshots if s.snapshot_id not in since]
-    for manifest in listed(before.io, others):
+    # Main's later snapshots lack the removed files. Of main, only the head is read: a file may have been added again.
+    main_after = {s.snapshot_id for s in ledger_store.live_ancestors(after)} - {ledger_store.head_of(after)}
+    other_snapshots = [s for s in after.snapshots if s.snapshot_id not in main_after]
+    for manifest in listed(before.io, other_snapshots):
         removed -= _files_in(before.io, manifest, deleted=False)
     return removed
 
 
 def own_folders(metadata: TableMetadata) -> tuple[str, ...]:
     """Return the folders of the table's own files. Files elsewhere were added by somebody, and are never deleted."""
-    folders = (metadata.location, *(metadata.properties.get(one) for one in _FOLDERS))
+    folders = (metadata.location, *(metadata.properties.get(key) for key in _FOLDERS))
     return tuple(folder.rstrip("/") + "/" for folder in folders if folder)
 
 
-def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int]) -> list[Snapshot]:
+def _keepers(before: TableMetadata, after: TableMetadata, removed: Collection[int]) -> list[Snapshot]:
     """Return kept snapshots with all manifests shared by any kept and any removed snapshot.
 
     A commit lists manifests of its parent and new ones. So a manifest of a kept and of a removed snapshot is also in
-    the first kept snapshot above the removed one, or in the last one below it; if expiry has cut the chain between
-    them, the latter is a protected one, since the oldest of all others go first.
+    the first kept snapshot above the removed one, or in the last kept one below. If expiry has cut the chain between
+    these two, the kept snapshot below is a protected one: of all others, the oldest are removed first.
     """
-    kept = {s.snapshot_id: s for s in (*before.snapshots, *after.snapshots) if s.snapshot_id not in gone}
+    kept = {s.snapshot_id: s for s in (*before.snapshots, *after.snapshots) if s.snapshot_id not in removed}
     wanted = protected(before) | protected(after)
     wanted |= {s.snapshot_id for s in kept.values() if s.parent_snapshot_id not in kept}
-    wanted |= {s.parent_snapshot_id for s in before.snapshots if s.snapshot_id in gone and s.parent_snapshot_id}
+    wanted |= {s.parent_snapshot_id for s in before.snapshots if s.snapshot_id in removed and s.parent_snapshot_id}
     # `before` has the true parents of snapshots whose parents this commit removed.
-    wanted |= {s.snapshot_id for s in before.snapshots if s.parent_snapshot_id in gone}
+    wanted |= {s.snapshot_id for s in before.snapshots if s.parent_snapshot_id in removed}
     return [snapshot for snapshot_id, snapshot in kept.items() if snapshot_id in wanted]
 
 
 def protected(metadata: TableMetadata) -> set[int]:
-    """Return the snapshots that expiry must keep.
+    """Return the ids of the snapshots that expiry must keep.
 
     These are the snapshots that branches and tags point to, and, of every branch except main, the ancestors that are
     not in main's history.
     """
     parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
     on_main = set(_ancestors(parents, metadata.current_snapshot_id))
-    found = {ref.snapshot_id for ref in metadata.refs.values()}
+    snapshot_ids = {ref.snapshot_id for ref in metadata.refs.values()}
     for name, ref in metadata.refs.items():
         if name != MAIN_BRANCH and ref.snapshot_ref_type == SnapshotRefType.BRANCH:
-            found |= set(_ancestors(parents, ref.snapshot_id)) - on_main
-    return found
+            snapshot_ids |= set(_ancestors(parents, ref.snapshot_id)) - on_main
+    return snapshot_ids
 
 
 def _ancestors(parents: Mapping[int, int | None], snapshot_id: int | None) -> Iterator[int]:
@@ -187,7 +190,7 @@ def _manifests_of(io: FileIO, snapshots: Iterable[Snapshot]) -> set[str]:
 def listed(io: FileIO, snapshots: Iterable[Snapshot]) -> Collection[ManifestFile]:
     """Return the manifests of snapshots, without duplicates."""
     lists = ExecutorFactory.get_or_create().map(lambda s: s.manifests(io), snapshots)
-    return {manifest.manifest_path: manifest for one in lists for manifest in one}.values()
+    return {manifest.manifest_path: manifest for manifests in lists for manifest in manifests}.values()
 
 
 def _files_in(io: FileIO, manifest: ManifestFile, *, deleted: bool) -> set[str]:
@@ -204,6 +207,7 @@ def _delete(io: FileIO, path: str) -> None:
 
 
 def _number(metadata: TableMetadata, name: str) -> int:
+    """Return a table property as a number, or 0 if the property is missing or not a number."""
     text = metadata.properties.get(name, "")
     return int(text) if text.isdecimal() else 0
 

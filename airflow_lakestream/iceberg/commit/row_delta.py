@@ -69,9 +69,9 @@ class RowDelta(_OverwriteFiles):
     def _manifests(self) -> list[ManifestFile]:
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         # Manifests without live files only list files removed by earlier snapshots: they would pile up and merge badly.
-        held = [one for one in base.manifests(self._io) if has_files(one)] if base is not None else []
-        data = [one for one in held if one.content == ManifestContent.DATA]
-        deletes = [one for one in held if one.content == ManifestContent.DELETES]
+        with_files = [m for m in base.manifests(self._io) if has_files(m)] if base is not None else []
+        data = [m for m in with_files if m.content == ManifestContent.DATA]
+        deletes = [m for m in with_files if m.content == ManifestContent.DELETES]
         new_data, new_deletes = _by_spec(self._added_data_files), _by_spec(self._new_deletes)
         return [
             *self._merged(self._changed(data, self._deleted_data_files, new_data, self.new_manifest_writer)),
@@ -94,20 +94,20 @@ class RowDelta(_OverwriteFiles):
         :param new: the new files by the id of their partition spec.
         :param open_writer: opens a writer of manifests for a partition spec.
         """
-        left, missing = list[ManifestFile](), set(out)
+        unchanged, missing = list[ManifestFile](), set(out)
         # Keys are the partition spec, and the place among the new manifests of this spec.
         changed = defaultdict[tuple[int, int], list[ManifestEntry]](list)
         sizes = Counter[int]()
         for spec, files in new.items():
             if files:
                 changed[spec, 0] += map(self.manifest_entry, files)
-        held = live_entries(self._io, manifests) if out else repeat(())
-        for manifest, entries in zip(manifests, held, strict=False):
-            found = out.intersection(entry.data_file for entry in entries)
-            if not found:
-                left.append(manifest)
+        entries_by_manifest = live_entries(self._io, manifests) if out else repeat(())
+        for manifest, entries in zip(manifests, entries_by_manifest, strict=False):
+            removed_here = out.intersection(entry.data_file for entry in entries)
+            if not removed_here:
+                unchanged.append(manifest)
                 continue
-            missing -= found
+            missing -= removed_here
             spec = manifest.partition_spec_id
             changed[spec, sizes[spec] // self._target_bytes] += entries
             sizes[spec] += manifest.manifest_length
@@ -115,7 +115,7 @@ class RowDelta(_OverwriteFiles):
             paths = ", ".join(sorted(file.file_path for file in missing))
             raise ValidationException(f"Missing required files to delete: {paths}")
         written = [self._write(open_writer(self.spec(spec)), out, entries) for (spec, _), entries in changed.items()]
-        return [*written, *left]
+        return [*written, *unchanged]
 
     def manifest_entry(self, file: DataFile) -> ManifestEntry:
         """Return the manifest's entry of a new data file."""
@@ -199,7 +199,7 @@ class FileExchange(RowDelta):
         )
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        # PyIceberg counts no replace, and takes each new file for a file of the current spec.
+        # PyIceberg's own summary has no counts for a replace, and takes each new file for one of the current spec.
         metadata, counts = self._transaction.table_metadata, SnapshotSummaryCollector()
         schema, specs = metadata.schema(), metadata.specs()
         for file in (*self._added_data_files, *self._new_deletes):
@@ -219,10 +219,10 @@ def exchange_of_files(
     summary: dict[str, str],
     operation: Operation = Operation.REPLACE,
 ) -> FileExchange:
-    """Return a snapshot with other files of the same rows, or of some.
+    """Return the producer of a snapshot with new files for the rows, or some rows, of removed files.
 
     :param out: the removed files.
-    :param new: the new files, each with its data sequence number: delete files apply to it as to the removed ones.
+    :param new: the new files, each with its data sequence number, by which delete files apply to the new file.
     """
     added = list(new)
     exchange = FileExchange(transaction, summary, operation, {file.file_path: number for file, number in added})
@@ -234,10 +234,10 @@ def exchange_of_files(
 
 
 def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:
-    found = defaultdict[int, list[DataFile]](list)
+    by_spec = defaultdict[int, list[DataFile]](list)
     for file in files:
-        found[file.spec_id].append(file)
-    return found
+        by_spec[file.spec_id].append(file)
+    return by_spec
 
 
 def has_files(manifest: ManifestFile) -> bool:

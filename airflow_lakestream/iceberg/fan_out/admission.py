@@ -1,6 +1,7 @@
 """Admission of tables named by records: checked for each route before a row is made, and again before a write.
 
-An error that a record's value causes is the record's own, and ends no run: see `decode.metadata.RecordRouter`.
+A route is the values of a record that choose its table; the home is the table with the ledger of the fan-out. An error
+that a record's value causes makes the record a bad one, and ends no run: see `decode.metadata.RecordRouter`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ LOOKS = 100
 
 @dataclass(frozen=True)
 class FanOut:
-    """Configuration of a fan-out; `decoding` are all further settings with influence on the rows."""
+    """Configuration of a fan-out.
+
+    :param home: the name of the home.
+    :param decoding: all further settings with influence on the rows.
+    :param max_tables: limit of the tables that records may choose.
+    """
 
     topic: str
     template: TableTemplate
@@ -54,7 +60,7 @@ class RouteAdmission:
         self._fan_out = fan_out
         self._noted_tables, self._is_there, self._names = noted_tables, is_there, names
         self._lock = lock
-        # Admitted routes with their tables; new tables and the tables known to the home count towards `max_tables`.
+        # The table of each admitted route. New tables and the tables known to the home count towards `max_tables`.
         self._tables: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         # Reasons against a table, by its name: many routes may lead to one table.
@@ -70,17 +76,17 @@ class RouteAdmission:
         New routes are decided, and the decision is kept. Raises InvalidArgument if new tables must not be made and no
         table exists yet: the records are not to blame.
         """
-        found = {}
+        refused = {}
         for route in routes:
             if route not in self._tables and (reason := self._refused.get(route) or self._decide(route)) is not None:
-                found[route] = reason
+                refused[route] = reason
         if self._missing_table is not None and not self._tables and not self._noted_tables():
             raise InvalidArgument(
                 "new_tables",
                 f'"fail" makes no table, and {self._fan_out.home} has none yet: {self._missing_table} does not exist.',
                 'Give new_tables="create" until the tables are there, or create them.',
             )
-        return found
+        return refused
 
     def table_of(self, route: str) -> str:
         """Return the table of an admitted route."""
@@ -137,12 +143,13 @@ class RouteAdmission:
             # After many missing tables, the names of all tables are asked for once, instead of each table.
             if self._misses == LOOKS:
                 self._misses += 1
-                found = self._names()
-                self._all_names = None if found is None else frozenset(one.lower() for one in found)
+                listed = self._names()
+                self._all_names = None if listed is None else frozenset(listed_name.lower() for listed_name in listed)
             if self._all_names is not None and name.lower() not in self._all_names:
                 return False
         is_there = self._is_there(name)
-        self._misses += not is_there and self._misses < LOOKS
+        if not is_there and self._misses < LOOKS:
+            self._misses += 1
         return is_there
 
 
@@ -154,7 +161,7 @@ def known_tables(noted_tables: Mapping[str, str | None], admitted: Mapping[str, 
     return {**noted_tables, **{table: route for route, table in admitted.items()}}
 
 
-def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: str) -> str | None:
+def refusal(fan_out: FanOut, tables: Mapping[str, str | None], name: str, route: str) -> str | None:
     """Return the reason against a route, as far as the known tables decide, or None.
 
     A refusal stays a refusal, however many tables are known later.
@@ -163,15 +170,16 @@ def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: 
     # Some catalogs fold case.
     if name.lower() == fan_out.home.lower():
         return f"{subject} names the home table {name}. Give another home_table."
-    if known.get(name) not in (None, route):
-        other = fan_out.template.describe(str(known[name]))
+    if tables.get(name) not in (None, route):
+        other = fan_out.template.describe(str(tables[name]))
         return f"{subject} would go to {name}, which is the table of {other}. Correct the producer, or the template."
-    if name not in known and len(known) >= fan_out.max_tables:
+    if name not in tables and len(tables) >= fan_out.max_tables:
         return f"{subject} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
     return None
 
 
-def _remember(found: dict[str, str], key: str, reason: str) -> None:
-    if len(found) >= REMEMBERED:
-        found.clear()
-    found[key] = reason
+def _remember(reasons: dict[str, str], key: str, reason: str) -> None:
+    """Add a reason; a dictionary that is full is emptied before."""
+    if len(reasons) >= REMEMBERED:
+        reasons.clear()
+    reasons[key] = reason

@@ -56,7 +56,7 @@ class Fenced(Conflict):
 class HomeNotes:
     """Notes of a home on the fan-out.
 
-    :param fingerprint: of the configuration under which the tables are written.
+    :param fingerprint: the fingerprint of the configuration under which the tables are written.
     :param settled: False if the tables may have offsets that a dead run half landed under an earlier configuration.
     :param tables: the route of each table that may have rows, or None if an earlier configuration chose the table.
     """
@@ -115,13 +115,14 @@ def stamped_run_id(run_id: str, fingerprint: str) -> str:
 
 def fingerprint_of(run_id: str) -> str | None:
     """Return the fingerprint of a landing by a fan-out, or None for another landing."""
-    found = _RUN_ID.search(run_id)
-    return found and found[1]
+    match = _RUN_ID.search(run_id)
+    return match and match[1]
 
 
 def stamped(commit: TableCommit, stamp: Stamp, look: Callable[[Table], None] | None = None) -> TableCommit:
-    """Return the commit with properties that are computed from those at the head: each change of them moves main.
+    """Return the commit with further properties, computed from the properties at the table's head.
 
+    :param stamp: returns the properties to set; called again for each head.
     :param look: checks the head, if the table exists; raises a LakestreamError to refuse it, as `stamp` does.
     """
 
@@ -231,9 +232,9 @@ def landed_by_fan_out(table: Table, consumer_group: str) -> bool:
     """Return whether a group landed here as part of a fan-out, rather than all records in this table."""
     if not homes_of(table.metadata.properties) or consumer_group not in ledger_store.groups(table):
         return False
-    landings = [one for one in landings_of(table, consumer_group) if one.topics]
+    landings = [landing for landing in landings_of(table, consumer_group) if landing.topics]
     # Without a landing in the metadata, the note on the table decides.
-    return not landings or any(fingerprint_of(one.run_id) for one in landings)
+    return not landings or any(fingerprint_of(landing.run_id) for landing in landings)
 
 
 def landings_of(table: Table, consumer_group: str) -> Iterable[Landing]:

@@ -1,7 +1,7 @@
 """Share of an executor in a fan-out: rows of each table are written into files, without any decision.
 
-It knows the tables of the decided routes. A batch with another route is left to the next round, when that route is
-decided, too: see `core.sharing.rounds`.
+The executor knows the tables of the decided routes. A batch with another route is left to the next round, when the
+driver has decided this route: see `core.sharing.rounds`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FanOutOutline:
 
         :param rows: not needed: the columns are known here.
         """
-        found, unknown = dict[str, str](), dict[str, int]()
+        reasons, unknown = dict[str, str](), dict[str, int]()
         for route in routes:
             if route in self.tables:
                 continue
@@ -74,10 +74,10 @@ class FanOutOutline:
             if reason is None:
                 unknown[route] = len(route)
             else:
-                found[route] = reason
+                reasons[route] = reason
         if unknown:
             raise Undecided(unknown)
-        return found
+        return reasons
 
 
 class FanOutShare:
@@ -85,7 +85,7 @@ class FanOutShare:
 
     No file is open between two calls. All tables together hold no more rows than one file, for any number of tables.
 
-    :param most: bytes of rows to hold.
+    :param most: limit of the buffered rows, in bytes.
     """
 
     def __init__(self, outline: FanOutOutline, consumer_group: str, most: int = FILE_BYTES) -> None:
@@ -159,17 +159,18 @@ class FanOutShare:
 
 
 def _copied(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows as a copy, so that the memory of whole batches is freed."""
     rows = pa.concat_tables(parts)
-    # Taking from many chunks is slow; joining a single one copies nothing.
+    # `combine_chunks` copies only several chunks, and `take` is slow on these.
     return rows.combine_chunks() if len(parts) > 1 else rows.take(pa.array(np.arange(len(rows))))
 
 
 def by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each route, in the original order."""
+    """Yield each route with its rows, in the original order."""
     routes = rows[ROUTE].combine_chunks()
     names = routes.dictionary.to_pylist()
     order = pc.array_sort_indices(routes.indices)
-    ordered, at = rows.take(order), 0
+    ordered, start = rows.take(order), 0
     for run in pc.value_counts(routes.indices.take(order)).to_pylist():
-        yield names[run["values"]], ordered.slice(at, run["counts"])
-        at += run["counts"]
+        yield names[run["values"]], ordered.slice(start, run["counts"])
+        start += run["counts"]

@@ -44,7 +44,7 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 log = logging.getLogger(__name__)
 
-# At most this many tables known to the home are loaded when a driver begins.
+# The number of tables known to the home that are loaded when a driver begins, at most.
 MOST_EXPECTED = 1_000
 
 
@@ -207,8 +207,8 @@ class FanOutSink:
     def routes(self) -> Sequence[str]:
         """The routes of buffered and of refused records; before the first record, the routes in the home's notes."""
         used = [route for route, name in self._admission.admitted.items() if name in self._targets]
-        known = [route for route in self._noted_tables().values() if route is not None]
-        return [*used, *self._refused] or known[:MOST_EXPECTED]
+        noted_routes = [route for route in self._noted_tables().values() if route is not None]
+        return [*used, *self._refused] or noted_routes[:MOST_EXPECTED]
 
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
         """Load the tables of likely routes in these ranges, for the outline of executors.
@@ -218,9 +218,9 @@ class FanOutSink:
         """
         with self._lock:
             self._identity, self._ranges = identity, ranges
-            down = set(self._noted_tables().values())
-            self.decide([route for route in routes if route in down])
-            self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
+            noted_routes = set(self._noted_tables().values())
+            self.decide([route for route in routes if route in noted_routes])
+            self._refused |= self._admission.peek([r for r in routes if r not in noted_routes][:LOOKS])
 
     def decide(self, routes: Sequence[str]) -> None:
         """Admit or refuse the tables of routes, in this order, for the outline of executors.
@@ -233,9 +233,9 @@ class FanOutSink:
             self._outline = None
             for name in self._admission.admitted.values():
                 _, state = self._look_at(name)
-                if there := state.ledger.entry(self._identity).landed & self._ranges:
+                if already_landed := state.ledger.entry(self._identity).landed & self._ranges:
                     self._is_alone = True
-                    raise HalfLanded(name, there)
+                    raise HalfLanded(name, already_landed)
 
     def outline(self) -> FanOutOutline:
         """Return the outline of all admitted tables, for executors."""
@@ -290,7 +290,7 @@ class FanOutSink:
         self._new.clear()
 
     def _begin(self, run_id: str | None) -> HomeTable:
-        # A new load forgets all tables, except those in `_opened`.
+        """Forget all tables, except those in `_opened`, and return a home that is not loaded yet."""
         self._run_id = run_id or ""
         self._payload = self._design.schema
         # A home has no rows to lay out.
@@ -317,23 +317,25 @@ class FanOutSink:
 
     def _new_table(self, name: str) -> TargetTable:
         design, is_known = replace(self._design, schema=self._payload), name in self._noted_tables()
-        given = self._catalog, name, self._group, design, self._fan_out.home, self._own_fingerprint()
-        return TargetTable(*given, is_known=is_known, overlaps=self._allow_group_overlap)
+        arguments = self._catalog, name, self._group, design, self._fan_out.home, self._own_fingerprint()
+        return TargetTable(*arguments, is_known=is_known, overlaps=self._allow_group_overlap)
 
     def _look_at(self, name: str) -> tuple[TargetTable, TableState]:
-        if (found := self._looked_at.get(name)) is None:
+        """Return a table and the state that it loaded; the first call for a name loads the table."""
+        if (looked_at := self._looked_at.get(name)) is None:
             table = self._new_table(name)
-            found = table, table.load(self._run_id)
+            looked_at = table, table.load(self._run_id)
             self._opened[name] = table
             # A missing table that must not be made is looked up again: a person may make it meanwhile.
-            if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
-                self._looked_at[name] = found
-        return found
+            if looked_at[1].exists or self._fan_out.new_tables is NewTables.CREATE:
+                self._looked_at[name] = looked_at
+        return looked_at
 
     def _is_there(self, name: str) -> bool:
         return self._look_at(name)[1].exists
 
     def _names(self) -> Iterable[str] | None:
+        """Return the names of the namespace's tables, or None if the catalog does not list tables."""
         try:
             return [".".join(name) for name in self._catalog.list_tables(self._fan_out.template.namespace)]
         except Exception as e:  # noqa: BLE001  # not every connection may list tables
@@ -379,7 +381,7 @@ class FanOutSink:
         notes = self._home.notes
         if not self._new and (notes is None or notes.fingerprint == fingerprint):
             return
-        known, new = self._fingerprint, dict(self._new)
+        first_fingerprint, new = self._fingerprint, dict(self._new)
 
         def claimed(properties: Properties) -> Properties:
             """Return the property with the home's notes, with the claim and the new tables.
@@ -387,7 +389,7 @@ class FanOutSink:
             Raises Superseded, TablesChanged.
             """
             notes = self._notes_in(properties, fingerprint)
-            if notes.fingerprint not in (known, fingerprint):
+            if notes.fingerprint not in (first_fingerprint, fingerprint):
                 raise Superseded(self._fan_out.home)
             after = notes.claimed(fingerprint)
             if any(after.tables.get(name) not in (None, route) for name, route in new.items()):
@@ -408,9 +410,9 @@ class FanOutSink:
         Until the home is settled, all its known tables are opened; else only the tables of this commit.
         """
         notes = self._home.notes
-        known = {} if notes is None or notes.settled else notes.tables
+        unsettled = {} if notes is None or notes.settled else notes.tables
         strangers = []
-        for name in sorted({*known, *self._targets}):
+        for name in sorted({*unsettled, *self._targets}):
             try:
                 target = self._open(name, identity)
             except NotItsOwn as e:
@@ -419,7 +421,7 @@ class FanOutSink:
                 continue
             member = target.table.member
             # No run of this home has written to it yet, and from now on only runs of this configuration can.
-            is_new = member is None and name not in known
+            is_new = member is None and name not in unsettled
             if member != fingerprint and not is_new:
                 strangers.append(target)
         for target in strangers:
@@ -428,7 +430,8 @@ class FanOutSink:
             raise TakenOver(self._fan_out.home)
 
     def _offsets_of(self, identity: TopicIdentity) -> Callable[[], Offsets]:
-        # A function, since only a replace needs the offsets.
+        """Return a function for the offsets of all records read: only a replace needs the offsets."""
+
         def offsets() -> Offsets:
             read = pa.concat_tables(self._read)
             partitions = pc.unique(read[ROUTE_PARTITION]).to_pylist()

@@ -91,12 +91,12 @@ class HomeTable:
         """Set the columns of this payload, for a missing home."""
         self.sink.take_design(replace(self._design, schema=schema))
 
-    def columns(self, given: Schema | None) -> tuple[Schema, pa.Schema]:
+    def columns(self, given_schema: Schema | None) -> tuple[Schema, pa.Schema]:
         """Return the payload's columns in every target, and the columns for decoding rows."""
         design = self.sink.target().schema()
         names = self._design.metadata.names
         payload = Schema(*(f for f in design.fields if f.name not in names and not f.name.startswith("_kafka_")))
-        return payload, payload_schema(design, names, given)
+        return payload, payload_schema(design, names, given_schema)
 
     def rows_of(self, snapshot_id: int) -> Counter[str]:
         """Return the rows by table in a landing of the home; empty once the snapshot has expired."""
@@ -109,14 +109,14 @@ class HomeTable:
         :param change: returns the properties to set, and may refuse the commit.
         :param rows: the landing's rows by table, for the summary of the snapshot.
         """
-        noted = {ROWS: json.dumps(dict(sorted(rows.items())), separators=(",", ":"))} if rows else {}
-        return self.sink.commit(landing, partial(stamped, stamp=change), partial(replace, summary=noted))
+        summary = {ROWS: json.dumps(dict(sorted(rows.items())), separators=(",", ":"))} if rows else {}
+        return self.sink.commit(landing, partial(stamped, stamp=change), partial(replace, summary=summary))
 
 
 class TargetTable:
     """Target of a fan-out. Commits are refused once another configuration has fenced the table.
 
-    `fences`: the next commit is the fence.
+    With `fences`, the next commit is the fence: it excludes the other configurations.
 
     :param home: the name of the home.
     :param fingerprint: the fingerprint of this run's configuration.
@@ -140,8 +140,8 @@ class TargetTable:
         self._is_known, self.overlaps, self.fences = is_known, overlaps, False
         refuse = self._refuse_owned
         self.sink = IcebergSink(catalog, name, group, design, allow_group_overlap=overlaps, check_part=refuse)
-        taken = partial(self._refuse_owned, refusal=TableTakenMeanwhile)
-        self.sink.builders = [partial(stamped, stamp=self._stamp, look=taken)]
+        refuse_taken = partial(self._refuse_owned, refusal=TableTakenMeanwhile)
+        self.sink.builders = [partial(stamped, stamp=self._stamp, look=refuse_taken)]
 
     def load(self, run_id: str) -> TableState:
         """Load the table again; see `IcebergSink.load`. Raises NotItsOwn for a table not made by this fan-out."""
@@ -172,13 +172,13 @@ class TargetTable:
 
         The key None is for landings outside of fan-outs.
         """
-        found: dict[str | None, RangeSet] = {}
+        ranges: dict[str | None, RangeSet] = {}
         for landing in () if self.sink.loaded is None else landings_of(self.sink.loaded, self._group):
             key = fingerprint_of(landing.run_id)
             for identity, entry in landing.topics.items():
                 if identity.topic == topic:
-                    found[key] = found.get(key, RangeSet()) | entry.landed | entry.replaced
-        return found
+                    ranges[key] = ranges.get(key, RangeSet()) | entry.landed | entry.replaced
+        return ranges
 
     def replace(self, landing: Landing, read: Offsets) -> None:
         """Replace rows; see `IcebergSink.replace`.
@@ -261,7 +261,9 @@ class FanOutTarget:
         self._state = state
         self._group = state.ledger.consumer_group
         self._entry = state.ledger.entry(identity)
+        # Rows of offsets that the table holds already.
         self._aside: list[pa.Table] = []
+        # The number of buffered rows of other offsets, and of all rows since the last commit.
         self._fresh = 0
         self.rows = 0
 
@@ -275,10 +277,10 @@ class FanOutTarget:
         self.rows += rows.num_rows
         partition = rows[ROUTE_PARTITION][0].as_py()
         intervals = self._entry.landed.intervals(self._identity.topic, partition)
-        held = is_within(rows[ROUTE_OFFSET], intervals)
-        if pc.any(held).as_py():
-            self._aside.append(rows.filter(held))
-            rows = rows.filter(pc.invert(held))
+        is_landed = is_within(rows[ROUTE_OFFSET], intervals)
+        if pc.any(is_landed).as_py():
+            self._aside.append(rows.filter(is_landed))
+            rows = rows.filter(pc.invert(is_landed))
         if rows.num_rows:
             self._fresh += rows.num_rows
             self._sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
@@ -303,18 +305,18 @@ class FanOutTarget:
         """
         ranges = landing.topics[self._identity].landed
         self._refuse_foreign_landings(ranges)
-        if there := self._entry.landed & ranges:
+        if landed_before := self._entry.landed & ranges:
             landed_by = self.table.landed_by(self._identity.topic)
-            if redo := there - landed_by.get(fingerprint, RangeSet()):
+            if redo := landed_before - landed_by.get(fingerprint, RangeSet()):
                 if self.table.member is None or redo & landed_by.get(None, RangeSet()):
                     raise LandedOutside(self.name, redo, self._group, self.table.home)
                 self._do_again(redo, landing, fingerprint, read())
         if self._fresh:
-            held = self._entry.held
+            entry_held = self._entry.held
             change = TopicEntry(
                 # The home's ranges without a record for this table count, too: here they are complete.
-                landed=after.landed - held,
-                lost=after.lost - held,
+                landed=after.landed - entry_held,
+                lost=after.lost - entry_held,
                 counts=Counts(read=self._fresh, written=self._fresh),
                 origin=after.origin,
                 epochs=after.epochs,
@@ -333,9 +335,10 @@ class FanOutTarget:
             return
         topic = self._identity.topic
         ledgers = [self._state.ledger, *self._state.other_ledgers.values()]
-        known = union(one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
-        ranges = None if after.origin else after.landed
-        look(self._state.look_for_rows, ForeignRowQuery(topic, known, after.origin, ranges), self.name, self._group)
+        entries = (item for ledger in ledgers for item in ledger.topics.items())
+        known = union(entry.landed for identity, entry in entries if identity.topic == topic)
+        query = ForeignRowQuery(topic, known, after.origin, None if after.origin else after.landed)
+        look(self._state.look_for_rows, query, self.name, self._group)
 
     def fence(self, fingerprint: str) -> None:
         """Exclude all except this configuration from commits; a missing table is created for the purpose.
@@ -381,6 +384,6 @@ class FanOutTarget:
 
     def _refuse_foreign_landings(self, ranges: RangeSet) -> None:
         for other, ledger in self._state.other_ledgers.items():
-            taken = ranges & ledger.entry(self._identity).landed
-            if taken and not self.table.overlaps:
-                raise LandedByAnotherGroup(taken, self._group, other, self.name)
+            landed_by_other = ranges & ledger.entry(self._identity).landed
+            if landed_by_other and not self.table.overlaps:
+                raise LandedByAnotherGroup(landed_by_other, self._group, other, self.name)

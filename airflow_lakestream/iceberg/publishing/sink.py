@@ -75,11 +75,11 @@ def reason_incomplete(table: Table, branch: str, base: int, last: int | None, po
     """
     newest = ledger_store.newest_sequence(table.metadata)
     known = _KnownSnapshots(base, table.metadata.refs[branch].snapshot_id, last)
-    for one in ledger_store.metadata_files(table):
-        known.learn(one)
+    for metadata in ledger_store.metadata_files(table):
+        known.learn(metadata)
         if (lacking := known.lacking(positions)) is not None:
             raise BranchCut(ledger_store.name_of(table), branch, lacking)
-        if known.is_decided and (ledger_store.newest_sequence(one) <= base or known.has_all(newest)):
+        if known.is_decided and (ledger_store.newest_sequence(metadata) <= base or known.has_all(newest)):
             return ""
     return _EXPIRED
 
@@ -105,23 +105,25 @@ class _KnownSnapshots:
 
     def learn(self, metadata: TableMetadata) -> None:
         """Add the next older file: expiry removes snapshots, and by PyIceberg the parent ids of the children."""
-        for one in metadata.snapshots:
-            if (one.sequence_number or 0) <= self.base:
-                self.below.add(one.snapshot_id)
+        for snapshot in metadata.snapshots:
+            if (snapshot.sequence_number or 0) <= self.base:
+                self.below.add(snapshot.snapshot_id)
                 continue
-            self.snapshots.setdefault(one.snapshot_id, one)
-            if one.parent_snapshot_id is not None:
-                self.parents.setdefault(one.snapshot_id, one.parent_snapshot_id)
+            self.snapshots.setdefault(snapshot.snapshot_id, snapshot)
+            if snapshot.parent_snapshot_id is not None:
+                self.parents.setdefault(snapshot.snapshot_id, snapshot.parent_snapshot_id)
 
     def has_all(self, newest: int) -> bool:
         """Return whether each sequence number above `base` is known, up to the newest."""
-        return len({one.sequence_number for one in self.snapshots.values()}) == newest - self.base
+        return len({snapshot.sequence_number for snapshot in self.snapshots.values()}) == newest - self.base
 
     @property
     def is_decided(self) -> bool:
         """Whether the head's ancestors are known down to the first ancestor not above `base`."""
         line, end = self._walk()
-        return end == self.last if self.last is not None else end in self.below or self._lowest(line) == 1
+        if self.last is not None:
+            return end == self.last
+        return end in self.below or self._lowest(line) == 1
 
     def lacking(self, positions: EnginePositions) -> int | None:
         """Return a snapshot of the engine certainly outside of the head's ancestors, or None."""
@@ -130,23 +132,23 @@ class _KnownSnapshots:
             return self.last
         # Numbers fall along the parents: a snapshot below the last known ancestor may be an ancestor that has expired.
         lowest = 0 if self.is_decided else self._lowest(line)
-        for one in self.snapshots.values():
-            is_known = (one.sequence_number or 0) >= lowest and one.snapshot_id not in line
-            if is_known and positions.is_of_line(ledger_store.summary_of(one)):
-                return one.snapshot_id
+        for snapshot in self.snapshots.values():
+            is_known = (snapshot.sequence_number or 0) >= lowest and snapshot.snapshot_id not in line
+            if is_known and positions.is_of_line(ledger_store.summary_of(snapshot)):
+                return snapshot.snapshot_id
         return None
 
     def _lowest(self, line: set[int]) -> int:
-        return min((self.snapshots[one].sequence_number or 0 for one in line), default=0)
+        return min((self.snapshots[snapshot_id].sequence_number or 0 for snapshot_id in line), default=0)
 
     def _walk(self) -> tuple[set[int], int | None]:
         """Return the head's ancestors above `base`, and the id of the next ancestor, or None if unknown."""
         line: set[int] = set()
-        at: int | None = self.head
-        while at is not None and at in self.snapshots:
-            line.add(at)
-            at = self.parents.get(at)
-        return line, at
+        current_id: int | None = self.head
+        while current_id is not None and current_id in self.snapshots:
+            line.add(current_id)
+            current_id = self.parents.get(current_id)
+        return line, current_id
 
 
 def new_snapshots(
@@ -164,10 +166,10 @@ def new_snapshots(
         return None
     line = positions.line
     base = max(0 if marker is None else marker.sequence, 0 if line is None else line.since)
-    known = _own_since(table, branch, base, positions)
+    own = _own_since(table, branch, base, positions)
     unproven = "" if line is None else reason_incomplete(table, branch, base, _last_of(line, marker), positions)
-    floor = _floor(table.metadata, head, known, base)
-    steps = {s.snapshot_id: BranchStep(_branch_snapshot(s), []) for s in known}
+    floor = _floor(table.metadata, head, own, base)
+    steps = {s.snapshot_id: BranchStep(_branch_snapshot(s), []) for s in own}
     for snapshot_id, sequence, file in _files_above(table, branch, head, floor):
         step = steps.setdefault(snapshot_id, BranchStep(BranchSnapshot(snapshot_id, sequence), []))
         steps[snapshot_id] = BranchStep(step.snapshot, [*step.files, file])
@@ -198,14 +200,15 @@ def open_branch(catalog: Catalog, name: str, branch: str) -> None:
 def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
     """Set a branch to main's head, or make the branch. Raises CommitFailedException if the branch moves meanwhile."""
     table = fitness.load_table(catalog, name)
-    at = _head(table.metadata, branch)
-    if at is None:
+    branch_head = _head(table.metadata, branch)
+    if branch_head is None:
         open_branch(catalog, name, branch)
-    elif at.snapshot_id != ledger_store.head_of(table.metadata):
-        _set(catalog, table, branch, at.snapshot_id)
+    elif branch_head.snapshot_id != ledger_store.head_of(table.metadata):
+        _set(catalog, table, branch, branch_head.snapshot_id)
 
 
 def _set(catalog: Catalog, table: Table, branch: str, before: int | None) -> None:
+    """Set a branch to main's head, if the branch is still at the snapshot `before`; None: if the branch is missing."""
     head = ledger_store.head_of(table.metadata)
     update = {"ref-name": branch, "type": SnapshotRefType.BRANCH, "snapshot-id": head}
     where = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": before}
@@ -214,6 +217,7 @@ def _set(catalog: Catalog, table: Table, branch: str, before: int | None) -> Non
 
 
 def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
+    """Return the head of a branch, or None if the branch is missing. Raises InvalidArgument for a tag."""
     ref = metadata.refs.get(branch)
     if ref is None:
         return None
@@ -229,16 +233,16 @@ def _own_since(table: Table, branch: str, base: int, positions: EnginePositions)
     another writer's snapshot is between them; MainHasBranch if one is in main's own history.
     """
     metadata = table.metadata
-    name, at = ledger_store.name_of(table), metadata.refs[branch].snapshot_id
-    chain = [s for s in ledger_store.ancestors(metadata, at) if (s.sequence_number or 0) > base]
-    main = {s.snapshot_id for s in ledger_store.live_ancestors(metadata)}
+    name, head_id = ledger_store.name_of(table), metadata.refs[branch].snapshot_id
+    candidates = [s for s in ledger_store.ancestors(metadata, head_id) if (s.sequence_number or 0) > base]
+    main_ids = {s.snapshot_id for s in ledger_store.live_ancestors(metadata)}
     own: list[Snapshot] = []
     strange: Snapshot | None = None
-    for snapshot in chain:
+    for snapshot in candidates:
         if not positions.is_own(ledger_store.summary_of(snapshot)):
             strange = strange or snapshot
             continue
-        if snapshot.snapshot_id in main:
+        if snapshot.snapshot_id in main_ids:
             raise MainHasBranch(name, branch, snapshot.snapshot_id)
         if positions.line is not None and not positions.is_of_line(ledger_store.summary_of(snapshot)):
             raise BranchRewritten(name, branch, snapshot.snapshot_id, "was made by another job of the engine")
@@ -257,8 +261,8 @@ def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], bas
     :param own: the engine's snapshots on the branch.
     :param base: the least result.
     """
-    mine = {s.snapshot_id for s in own}
-    others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in mine)
+    own_ids = {s.snapshot_id for s in own}
+    others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in own_ids)
     return max([base, *(s.sequence_number or 0 for s in others)])
 
 
@@ -318,13 +322,13 @@ class PublishingSink(IcebergSink):
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
         for rows in self.rows_of(file, COORDINATES):
-            known = rows.filter(pc.equal(rows[TOPIC], identity.topic)).drop_null()
-            strange += rows.num_rows - known.num_rows
-            of, at = known[PARTITION].to_numpy(), known[OFFSET].to_numpy()
-            for partition in np.unique(of).tolist():
-                parts.setdefault(partition, []).append(at[of == partition])
-        positions = union(ranges_of((identity.topic, p), np.concatenate(some)) for p, some in parts.items())
-        count = sum(len(one) for some in parts.values() for one in some)
+            complete = rows.filter(pc.equal(rows[TOPIC], identity.topic)).drop_null()
+            strange += rows.num_rows - complete.num_rows
+            partitions, offsets = complete[PARTITION].to_numpy(), complete[OFFSET].to_numpy()
+            for partition in np.unique(partitions).tolist():
+                parts.setdefault(partition, []).append(offsets[partitions == partition])
+        positions = union(ranges_of((identity.topic, p), np.concatenate(arrays)) for p, arrays in parts.items())
+        count = sum(len(array) for arrays in parts.values() for array in arrays)
         return FileRows(positions, count - positions.width, strange)
 
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
@@ -335,13 +339,13 @@ class PublishingSink(IcebergSink):
         columns by name: so with checks, files with other names are rewritten, too.
         """
         table = self._there()
-        for one in files:
-            file: DataFile = one.file
-            fits = self.checks is None or self._has_names_of(table, one)
+        for branch_file in files:
+            file: DataFile = branch_file.file
+            fits = self.checks is None or self._has_names_of(table, branch_file)
             if fits and file.spec_id == table.metadata.default_spec_id:
-                self._adopted.append(self._with_right_bounds(table, one))
+                self._adopted.append(self._with_right_bounds(table, branch_file))
                 continue
-            for rows in self.rows_of(one):
+            for rows in self.rows_of(branch_file):
                 self.write(rows, identity)
 
     def open_branch(self, branch: str) -> None:
@@ -387,10 +391,10 @@ class PublishingSink(IcebergSink):
         form = ds.OrcFileFormat() if file.file.file_format is FileFormat.ORC else ds.ParquetFileFormat()
         try:
             with table.io.new_input(file.path).open() as stream:
-                found = form.make_fragment(stream).physical_schema
+                file_schema = form.make_fragment(stream).physical_schema
         except FileNotFoundError as e:
             raise BranchFileGone(self._name, self.branch, file.path) from e
-        return index_name_by_id(pyarrow_to_schema(found, table.name_mapping(), downcast_ns_timestamp_to_us=True))
+        return index_name_by_id(pyarrow_to_schema(file_schema, table.name_mapping(), downcast_ns_timestamp_to_us=True))
 
     def _has_names_of(self, table: Table, file: BranchFile) -> bool:
         """Return whether a file has the table's columns under the present names, readable by DuckDB."""

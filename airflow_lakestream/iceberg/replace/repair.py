@@ -59,30 +59,30 @@ class RowsOutsideLog:
 
     def holds(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return a mask: True for rows of the topic outside of the partitions' logs; never NULL."""
-        has_place = pa.chunked_array([pa.repeat(False, rows.num_rows)])
-        there = pc.unique(rows[PARTITION]).to_pylist()
+        in_any_log = pa.chunked_array([pa.repeat(False, rows.num_rows)])
+        partitions = pc.unique(rows[PARTITION]).to_pylist()
         for partition, end in self.ends.items():
-            if partition in there:
+            if partition in partitions:
                 in_log = pc.and_(pc.greater_equal(rows[OFFSET], 0), pc.less(rows[OFFSET], pa.scalar(end, pa.int64())))
-                mine = pc.and_(pc.equal(rows[PARTITION], partition), in_log)
-                has_place = pc.or_(has_place, pc.fill_null(mine, False))
+                in_this_log = pc.and_(pc.equal(rows[PARTITION], partition), in_log)
+                in_any_log = pc.or_(in_any_log, pc.fill_null(in_this_log, False))
         of_topic = pc.fill_null(pc.equal(rows[TOPIC], self.topic), False)
-        return pc.and_(of_topic, pc.invert(has_place))
+        return pc.and_(of_topic, pc.invert(in_any_log))
 
     def may_be_in(self, schema: Schema, file: DataFile) -> bool:
         """Return by a data file's statistics whether rows outside of the log are possible; True without statistics."""
-        topic, partition, offset = (bounds_of(schema, file, name) for name in (TOPIC, PARTITION, OFFSET))
-        if topic is not None and not topic[0] <= self.topic <= topic[1]:
+        topics, partitions, offsets = (bounds_of(schema, file, name) for name in (TOPIC, PARTITION, OFFSET))
+        if topics is not None and not topics[0] <= self.topic <= topics[1]:
             return False
         nulls = file.null_value_counts or {}
         if any(nulls.get(schema.find_field(name).field_id) != 0 for name in (PARTITION, OFFSET)):
             return True
-        if partition is None or offset is None:
+        if partitions is None or offsets is None:
             return True
-        between = (end for one, end in self.ends.items() if partition[0] <= one <= partition[1])
+        between = (end for p, end in self.ends.items() if partitions[0] <= p <= partitions[1])
         lowest_end = min(between, default=0)
-        known = {*self.ends} >= {*partition}
-        return not known or offset[0] < 0 or offset[1] >= lowest_end
+        ends_known = {*self.ends} >= {*partitions}
+        return not ends_known or offsets[0] < 0 or offsets[1] >= lowest_end
 
 
 # Rows of at most this many offsets are compared at once, which bounds the memory.
@@ -138,19 +138,18 @@ class RepairOutcome:
 def repair(sink: RejectingSink, change: RepairChange) -> RepairOutcome:
     """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
-    Rejected records are written before; those that were replaced are removed afterwards.
-
-    Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't be
-    distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
+    Rejected records are written before; those that were replaced are removed afterwards. Raises Conflict if the ledger
+    of the ranges has changed since: audit again. Raises CannotReplace if rows can't be distinguished. After any error
+    nothing is changed, and the buffered rows are to be discarded.
     """
     assert isinstance(sink.inner, IcebergSink), "a repair is of one table"
     landing = sink.write_down(change.landing)
     ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
     finder = partial(RepairFinder, kept=change.kept, has_missing=change.has_missing, odd=change.odd, lost=change.lost)
     # The ledger counted each record once, however many rows there were: the counts stay.
-    snapshot_id, made = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
+    snapshot_id, rewrite = sink.inner.exchange_rows(landing, ranges, repairing, finder, lambda landing, *_: landing)
     sink.settle()
-    return RepairOutcome(snapshot_id, made.rows_out)
+    return RepairOutcome(snapshot_id, rewrite.rows_out)
 
 
 def repairing(commit: TableCommit, first: FirstLook, own: Collection[str]) -> TableCommit:
@@ -167,14 +166,16 @@ def ledgers_unchanged(commit: TableCommit, head: Table) -> None:
     others = ledger_store.other_ledgers(head, commit.group).values()
     for identity, change in commit.landing.topics.items():
         entry = own.entry(identity)
-        if gone := change.replaced - entry.landed:
-            raise RefusalCarrier(RangesNotLanded(name, gone))
+        if not_landed := change.replaced - entry.landed:
+            raise RefusalCarrier(RangesNotLanded(name, not_landed))
         # Offsets that the group has given up must not be added again, and landed offsets must not be landed again.
-        if taken := change.held & entry.lost | change.landed & entry.landed:
-            raise RefusalCarrier(LedgerConflict(name, taken))
+        if conflicting := change.held & entry.lost | change.landed & entry.landed:
+            raise RefusalCarrier(LedgerConflict(name, conflicting))
         if forgotten := change.replaced & entry.forgotten:
             raise RefusalCarrier(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
-        foreign = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
+        foreign = union(
+            held.landed for ledger in others for key, held in ledger.topics.items() if key.topic == identity.topic
+        )
         if shared := (change.replaced | change.landed) & foreign:
             raise RefusalCarrier(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
 
@@ -201,10 +202,10 @@ class RepairFinder(Finder):
         """
         table = head.table
         self._look_at_ledgers(table)
-        ones = self._one_of_each(head) if self.kept else []
+        kept_rows = self._one_of_each(head) if self.kept else []
         takeout = super().find(head, landed)
-        gone = [task for task in live_files(table) if task.file.file_path in self.lost]
-        return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
+        lost_files = [task for task in live_files(table) if task.file.file_path in self.lost]
+        return replace(takeout, out=[*takeout.out, *lost_files], remainders=[*takeout.remainders, *kept_rows])
 
     def _look_at_ledgers(self, table: Table) -> None:
         """Update the filter of odd rows, which a repair removes: rows that a ledger has landed by now are not odd.
@@ -213,11 +214,11 @@ class RepairFinder(Finder):
         changes, forget the findings in files, so that all files are read again.
         """
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
-        odd = tuple(one.with_landed_ends(ledgers) for one in self.odd)
-        if odd != self._odd_now:
+        filters = tuple(odd_filter.with_landed_ends(ledgers) for odd_filter in self.odd)
+        if filters != self._odd_now:
             self._hits.clear()
             self._kept.clear()
-            self._odd_now = odd
+            self._odd_now = filters
 
     def live_files(self, head: Any) -> list[FileScanTask]:
         """Return the live files, except the lost ones."""
@@ -226,13 +227,13 @@ class RepairFinder(Finder):
     def may_hold(self, head: Any, file: FileScanTask) -> bool:
         """Return whether a file may have rows to remove, odd rows included."""
         schema = head.table.schema()
-        return super().may_hold(head, file) or any(one.may_be_in(schema, file.file) for one in self._odd_now)
+        return super().may_hold(head, file) or any(odd.may_be_in(schema, file.file) for odd in self._odd_now)
 
     def additional_rows(self, rows: pa.Table) -> pa.ChunkedArray | None:
         """Return a mask of the odd rows."""
         if not self._odd_now:
             return None
-        return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
+        return reduce(pc.or_, [odd_filter.holds(rows) for odd_filter in self._odd_now])
 
     def check_rows_identifiable(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
         """Refuse missing positions if records are missing, too. Raises CannotReplace."""
@@ -263,31 +264,31 @@ class RepairFinder(Finder):
             if differing:
                 raise DoublesDiffer(name, differing)
             files: list[DataFile] = []
-            found = 0
+            row_count = 0
             for rows in self._rows_to_keep(table, tasks):
-                ones = rows.filter(pc.invert(_repeats(rows)))
-                found += ones.num_rows
-                files += self.write_parts([ones])
+                distinct_rows = rows.filter(pc.invert(_repeats(rows)))
+                row_count += distinct_rows.num_rows
+                files += self.write_parts([distinct_rows])
             # The audit found a row at each offset of the kept ranges.
-            if found != self.kept.width:
+            if row_count != self.kept.width:
                 raise ChangedMeanwhile(name, self.kept, "lost rows")
             self._ones[key] = files
         return self._ones[key]
 
     def _rows_to_keep(self, table: Table, tasks: Sequence[FileScanTask]) -> Iterator[pa.Table]:
         """Yield tables with the rows of the kept ranges, sorted by offset; rows of the same offset are never split."""
-        for piece in _pieces(self.kept, OFFSETS_AT_ONCE):
-            [(topic, partition)] = piece.partitions
-            intervals = piece.intervals(topic, partition)
+        for part in _pieces(self.kept, OFFSETS_AT_ONCE):
+            [(topic, partition)] = part.partitions
+            intervals = part.intervals(topic, partition)
             where = parse(
                 # Kafka's names of topics have no quotes.
                 f"{TOPIC} == '{topic}' and {PARTITION} == {partition} "
                 f"and {OFFSET} >= {intervals[0][0]} and {OFFSET} < {intervals[-1][1]}"
             )
             parts = [
-                rows.filter(is_hit(rows, piece))
+                rows.filter(is_hit(rows, part))
                 for task in tasks
-                if may_hold(table.metadata, task.file, piece)
+                if may_hold(table.metadata, task.file, part)
                 for rows in read_rows(table.metadata, table.io, task, where=where)
             ]
             if parts:
@@ -302,40 +303,40 @@ def different(rows: pa.Table) -> RangeSet:
     """
     if rows.num_rows < 2:
         return RangeSet()
-    unlike = pa.repeat(False, rows.num_rows - 1)
+    differs_from_before = pa.repeat(False, rows.num_rows - 1)
     for column in rows.columns:
         values = column.combine_chunks()
         if pa.types.is_nested(values.type):
             # Arrow neither compares nor encodes nested values.
             values = pa.array(map(repr, values.to_pylist()), pa.string())
         codes = values.dictionary_encode(null_encoding="encode").indices
-        unlike = pc.or_(unlike, pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1)))
-    both = pc.and_(unlike, _repeats(rows).slice(1))
+        differs_from_before = pc.or_(differs_from_before, pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1)))
+    differs = pc.and_(differs_from_before, _repeats(rows).slice(1))
     topic, partition = rows[TOPIC][0].as_py(), rows[PARTITION][0].as_py()
-    offsets = set(rows[OFFSET].slice(1).filter(both).to_pylist())
+    offsets = set(rows[OFFSET].slice(1).filter(differs).to_pylist())
     return RangeSet(OffsetRange(topic, partition, offset, offset + 1) for offset in offsets)
 
 
 def _repeats(rows: pa.Table) -> pa.Array:
     """Return for each of the sorted rows whether the row before has the same offset."""
     offsets = rows[OFFSET].combine_chunks()
-    again = pc.equal(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
-    return pa.concat_arrays([pa.array([False] * min(1, len(offsets))), again])
+    repeats = pc.equal(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
+    return pa.concat_arrays([pa.array([False] * min(1, len(offsets))), repeats])
 
 
 def _pieces(ranges: RangeSet, width: int) -> Iterator[RangeSet]:
     """Yield parts of the ranges, each of a single partition and of at most `width` offsets."""
     for topic, partition in ranges.partitions:
-        piece: list[OffsetRange] = []
+        part: list[OffsetRange] = []
         room = width
         for start, end in ranges.intervals(topic, partition):
             while start < end:
                 until = min(end, start + room)
-                piece.append(OffsetRange(topic, partition, start, until))
+                part.append(OffsetRange(topic, partition, start, until))
                 room -= until - start
                 start = until
                 if not room:
-                    yield RangeSet(piece)
-                    piece, room = [], width
-        if piece:
-            yield RangeSet(piece)
+                    yield RangeSet(part)
+                    part, room = [], width
+        if part:
+            yield RangeSet(part)

@@ -33,25 +33,25 @@ class FirstLook:
     table: Table | None = None
     reading: LedgerReading | None = None
 
-    def landings_since(self, now: Table, consumer_group: str) -> tuple[list[Landing], bool]:
-        """Return a group's landings new in the history since the first look, and whether the list is complete.
+    def landings_since(self, head: Table, consumer_group: str) -> tuple[list[Landing], bool]:
+        """Return a group's landings since the first look, and whether the list is complete.
 
-        The list is incomplete if snapshots and journal do not reach back to the first look.
+        The list is incomplete if the snapshots and the ledger's journal do not reach back to the first look.
         """
-        then, found = self._history(), dict[str, Landing]()
-        for snapshot in ledger_store.live_ancestors(now.metadata):
-            if snapshot.snapshot_id in then:
-                return list(found.values()), True
+        first_ids, new_landings = self._history(), dict[str, Landing]()
+        for snapshot in ledger_store.live_ancestors(head.metadata):
+            if snapshot.snapshot_id in first_ids:
+                return list(new_landings.values()), True
             if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:
-                found[landing.landing_id] = landing
+                new_landings[landing.landing_id] = landing
         # Expiry broke the chain of snapshots; the journal may reach further.
-        reading = ledger_store.read(now, consumer_group)
+        reading = ledger_store.read(head, consumer_group)
         for entry in reversed(reading.path):
-            if entry.snapshot_id in then:
-                return list(found.values()), True
+            if entry.snapshot_id in first_ids:
+                return list(new_landings.values()), True
             if entry.landing is not None:
-                found.setdefault(entry.landing.landing_id, entry.landing)
-        return list(found.values()), reading.base_id is None or reading.base_id in then
+                new_landings.setdefault(entry.landing.landing_id, entry.landing)
+        return list(new_landings.values()), reading.base_id is None or reading.base_id in first_ids
 
     def _history(self) -> frozenset[int]:
         if self.table is None or self.reading is None:

@@ -40,21 +40,21 @@ def _with_nulls(project: Projection) -> Projection:
 
     @wraps(project)
     def projected(visitor: Any, kind: Any, array: pa.Array | None, *parts: pa.Array | None) -> pa.Array | None:
-        found = project(visitor, kind, array, *parts)
-        if found is None or array is None or found.null_count == array.null_count:
-            return found
-        return _masked(found, array.is_null())
+        result = project(visitor, kind, array, *parts)
+        if result is None or array is None or result.null_count == array.null_count:
+            return result
+        return _masked(result, array.is_null())
 
     return projected
 
 
-def _masked(found: pa.Array, mask: pa.Array) -> pa.Array:
+def _masked(array: pa.Array, mask: pa.Array) -> pa.Array:
     """Return lists or maps with null where the mask is true; the type keeps its fields' ids, unlike by `if_else`."""
     # A copy: Arrow takes no mask with the offsets of a slice.
-    offsets = pa.array(found.offsets.to_numpy(), found.offsets.type)
-    if isinstance(found, pa.MapArray):
-        return pa.MapArray.from_arrays(offsets, found.keys, found.items, found.type, mask=mask)
-    return type(found).from_arrays(offsets, found.values, found.type, mask=mask)
+    offsets = pa.array(array.offsets.to_numpy(), array.offsets.type)
+    if isinstance(array, pa.MapArray):
+        return pa.MapArray.from_arrays(offsets, array.keys, array.items, array.type, mask=mask)
+    return type(array).from_arrays(offsets, array.values, array.type, mask=mask)
 
 
 def keep_null_lists() -> None:
@@ -145,14 +145,14 @@ def read_rows(
     # PyIceberg has to apply a condition after the deletes.
     is_whole = where is EVERY_ROW
     deletes = {} if is_whole else _read_all_delete_files(io, [task])
-    gone = deleted_positions(io, task) if is_whole else NONE_DELETED
+    deleted = deleted_positions(io, task) if is_whole else NONE_DELETED
     # A private method of PyIceberg: its public functions all hold the rows of a whole file in memory at once.
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         rows, end = pa.Table.from_batches([batch]), start + len(batch)
-        low, high = np.searchsorted(gone, (start, end))
+        low, high = np.searchsorted(deleted, (start, end))
         if low < high:
             stays = np.ones(len(rows), np.bool_)
-            stays[gone[low:high] - start] = False
+            stays[deleted[low:high] - start] = False
             rows = rows.filter(pa.array(stays))
         start = end
         if len(rows):
@@ -182,6 +182,7 @@ def _equality_deletes(table: Table) -> list[str]:
 
 
 def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
+    """Return the number of a file's rows with values in all coordinates, or None without the statistics."""
     values, nulls = file.value_counts or {}, file.null_value_counts or {}
     ids = _column_ids(metadata)
     if any(i not in values or i not in nulls for i in ids):
@@ -190,10 +191,11 @@ def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
 
 
 def _known_by_reading(table: Table, file: DataFile) -> int:
-    known = 0
+    """Return the number of a file's rows with values in all coordinates."""
+    count = 0
     for rows in read_rows(table.metadata, table.io, FileScanTask(file), columns=COORDINATES):
-        known += rows.drop_null().num_rows
-    return known
+        count += rows.drop_null().num_rows
+    return count
 
 
 # A data file with the delete files that apply to it.
@@ -241,16 +243,16 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
         """
         total, lacking = 0, []
         for task in files:
-            known = _known_by_statistics(self.table.metadata, task.file)
-            if known is None:
-                known = _known_by_reading(self.table, task.file)
-            total += known
-            if known < task.file.record_count:
+            complete = _known_by_statistics(self.table.metadata, task.file)
+            if complete is None:
+                complete = _known_by_reading(self.table, task.file)
+            total += complete
+            if complete < task.file.record_count:
                 lacking.append(task.file.file_path)
         return total, lacking
 
 
-def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
+def look_for_rows(table: Table, query: ForeignRowQuery) -> UnaccountedRows:
     """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
 
     Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
@@ -261,18 +263,18 @@ def look_for_rows(table: Table, asked: ForeignRowQuery) -> UnaccountedRows:
         return UnaccountedRows()
     name = ledger_store.name_of(table)
     try:
-        return _look(table, snapshot, asked)
+        return _look(table, snapshot, query)
     except (FileNotFoundError, FileUnreadable) as e:
         if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
             raise HeadMoved(name) from e
         raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
 
 
-def _look(table: Table, snapshot: Snapshot, asked: ForeignRowQuery) -> UnaccountedRows:
-    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
+def _look(table: Table, snapshot: Snapshot, query: ForeignRowQuery) -> UnaccountedRows:
+    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(query.topic))
     # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
     tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
-    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
+    return find(ledger_store.name_of(table), (_to_judge(table, task, query.topic) for task in tasks), query)
 
 
 def _is_of(topic: str) -> BooleanExpression:
@@ -294,7 +296,7 @@ def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
         topic=bounds_of(schema, file, TOPIC),
         partition=bounds_of(schema, file, PARTITION),
         offset=bounds_of(schema, file, OFFSET),
-        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
+        is_whole=not task.delete_files and all(nulls.get(field_id) == 0 for field_id in ids),
         read=partial(_rows, table, task, topic),
     )
 

@@ -111,7 +111,11 @@ class RewrittenGroup:
 
 @dataclass(frozen=True)
 class CompactionDone:
-    """Result of a commit: the exchanged groups, the number of lost groups, and of delete files removed."""
+    """Result of a commit.
+
+    :param lost: the number of groups that stay as they are, since other writers have changed their files.
+    :param deletes: the number of removed delete files.
+    """
 
     exchanged: tuple[RewrittenGroup, ...]
     lost: int
@@ -180,43 +184,44 @@ class FileRewriter:
         for live in files:
             for rows in read_rows(self.metadata, self.io, FileScanTask(live.file, set(live.positions))):
                 if (staying := deleted.live(rows, live.equalities)).num_rows:
-                    found = conform(staying, schema)
-                    types = types or found.schema
-                    yield found if found.schema == types else found.cast(types)
+                    conforming = conform(staying, schema)
+                    types = types or conforming.schema
+                    yield conforming if conforming.schema == types else conforming.cast(types)
 
 
 def _cut(parts: Iterator[pa.Table], most_rows: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield the rows of each file, of at most that many rows, each to be used up before the next one."""
-    rest: list[pa.Table] = []
+    """Yield for each new file its rows, at most `most_rows`; each iterator is to be used up before the next."""
+    leftover: list[pa.Table] = []
 
     def of_file() -> Iterator[pa.Table]:
-        left = most_rows
-        while left:
-            rows = rest.pop() if rest else next(parts, None)
+        rows_left = most_rows
+        while rows_left:
+            rows = leftover.pop() if leftover else next(parts, None)
             if rows is None:
                 return
-            if rows.num_rows > left:
-                rest.append(rows.slice(left))
-                rows = rows.slice(0, left)
-            left -= rows.num_rows
+            if rows.num_rows > rows_left:
+                leftover.append(rows.slice(rows_left))
+                rows = rows.slice(0, rows_left)
+            rows_left -= rows.num_rows
             yield rows
 
-    while rest or (first := next(parts, None)) is not None:
-        if not rest:
-            rest.append(first)
+    while leftover or (first := next(parts, None)) is not None:
+        if not leftover:
+            leftover.append(first)
         yield of_file()
 
 
 def _row_groups(parts: Iterable[pa.Table], most_rows: int) -> Iterator[pa.Table]:
-    held, rows, size = list[pa.Table](), 0, 0
+    """Yield the rows as row groups of at most `most_rows` rows and about ROW_GROUP_BYTES bytes."""
+    collected, rows, size = list[pa.Table](), 0, 0
     for part in parts:
-        if held and (rows + part.num_rows > most_rows or size + part.nbytes > ROW_GROUP_BYTES):
-            yield pa.concat_tables(held)
-            held, rows, size = [], 0, 0
-        held.append(part)
+        if collected and (rows + part.num_rows > most_rows or size + part.nbytes > ROW_GROUP_BYTES):
+            yield pa.concat_tables(collected)
+            collected, rows, size = [], 0, 0
+        collected.append(part)
         rows, size = rows + part.num_rows, size + part.nbytes
-    if held:
-        yield pa.concat_tables(held)
+    if collected:
+        yield pa.concat_tables(collected)
 
 
 def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[RewrittenGroup]) -> CompactionDone:
@@ -236,15 +241,15 @@ def exchange(catalog: Catalog, name: str, sequence: int, part: Sequence[Rewritte
         if not exchanged and not dangling:
             return None
         done = CompactionDone(tuple(exchanged), len(part) - len(exchanged), len(dangling))
-        summary = {SUMMARY_COMPACTED: str(sum(len(one.group.files) for one in exchanged))}
-        out = (*(live.file for one in exchanged for live in one.group.files), *dangling)
-        new = [(file, sequence) for one in exchanged for file in one.new]
+        summary = {SUMMARY_COMPACTED: str(sum(len(rewritten.group.files) for rewritten in exchanged))}
+        out = (*(live.file for rewritten in exchanged for live in rewritten.group.files), *dangling)
+        new = [(file, sequence) for rewritten in exchanged for file in rewritten.new]
         return ledger_edit.attempt_at(catalog, table, summary, partial(exchange_of_files, out, new))
 
     if ledger_edit.drive(name, attempt, partial(discard, catalog, name, part)) is None:
         done = nothing
-    kept = {id(one) for one in done.exchanged}
-    discard(catalog, name, [one for one in part if id(one) not in kept])
+    kept = {id(rewritten) for rewritten in done.exchanged}
+    discard(catalog, name, [rewritten for rewritten in part if id(rewritten) not in kept])
     return done
 
 
@@ -254,35 +259,43 @@ def _still_planned(
     """Return the groups with the same rows at this head, and the delete files that apply to nothing without them."""
     deletes = list(head.entries(ManifestContent.DELETES))
     index = head.index(deletes)
-    planned = {live.file.file_path: live.key for one in part for live in one.group.files}
+    planned = {live.file.file_path: live.key for rewritten in part for live in rewritten.group.files}
     same = {
         path
         for entry in head.entries(ManifestContent.DATA)
         if (path := entry.data_file.file_path) in planned
         and index.live(entry.data_file, entry.sequence_number or 0).key == planned[path]
     }
-    exchanged = [one for one in part if all(live.file.file_path in same for live in one.group.files)]
+    exchanged = [rewritten for rewritten in part if all(live.file.file_path in same for live in rewritten.group.files)]
     if not deletes:
         return exchanged, ()
-    index, out = head.index(deletes), {live.file.file_path for one in exchanged for live in one.group.files}
+    index, out = head.index(deletes), {live.file.file_path for rewritten in exchanged for live in rewritten.group.files}
     for entry in head.entries(ManifestContent.DATA):
         if entry.data_file.file_path not in out:
             index.live(entry.data_file, entry.sequence_number or 0)
-    for new in (file for one in exchanged for file in one.new):
+    for new in (file for rewritten in exchanged for file in rewritten.new):
         index.live(new, sequence, is_new=True)
     return exchanged, index.dangling
 
 
 def discard(catalog: Catalog, name: str, part: Collection[RewrittenGroup]) -> None:
     """Delete the new files of groups that were not committed; files that can't be deleted are logged."""
-    if paths := [file.file_path for one in part for file in one.new]:
+    if paths := [file.file_path for rewritten in part for file in rewritten.new]:
         for path in delete_files(catalog.load_table(name).io, paths):
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
 
 @dataclass
 class CompactionReport:
-    """Result of a compaction: the plan, and the numbers of rewritten files and bytes, and of lost groups."""
+    """Result of a compaction.
+
+    :param files: the number of rewritten data files.
+    :param new: the number of new data files.
+    :param bytes: the bytes of the rewritten data files.
+    :param deletes: the number of removed delete files.
+    :param lost: the number of groups of the plan that were not committed.
+    :param is_whole: whether the plan was done before the caller asked to end.
+    """
 
     plan: CompactionPlan
     files: int = 0
@@ -294,9 +307,9 @@ class CompactionReport:
 
     def add(self, done: CompactionDone) -> None:
         """Add the result of a part."""
-        self.files += sum(len(one.group.files) for one in done.exchanged)
-        self.bytes += sum(one.group.bytes for one in done.exchanged)
-        self.new += sum(len(one.new) for one in done.exchanged)
+        self.files += sum(len(rewritten.group.files) for rewritten in done.exchanged)
+        self.bytes += sum(rewritten.group.bytes for rewritten in done.exchanged)
+        self.new += sum(len(rewritten.new) for rewritten in done.exchanged)
         self.deletes += done.deletes
         self.lost += done.lost
 
@@ -348,9 +361,9 @@ def compact(
 
     try:
         with closing(rewrite(rewriter, plan.groups)) as groups:
-            for one in groups:
-                written.append(one)
-                if sum(each.group.bytes for each in written) + plan.largest > rule.part_bytes:
+            for rewritten in groups:
+                written.append(rewritten)
+                if sum(waiting.group.bytes for waiting in written) + plan.largest > rule.part_bytes:
                     commit()
     except RewriteInterrupted:
         done.is_whole = False
@@ -379,15 +392,17 @@ class EqualityDeletes:
         :param deletes: the equality delete files that apply.
         """
         by_columns = defaultdict[tuple[int, ...], list[DataFile]](list)
-        for one in deletes:
-            by_columns[tuple(one.equality_ids or ())].append(one)
+        for file in deletes:
+            by_columns[tuple(file.equality_ids or ())].append(file)
         for ids, files in by_columns.items():
             deleted = [self._values(file, ids) for file in files]
-            count = sum(len(one[0]) for one in deleted)
+            count = sum(len(columns[0]) for columns in deleted)
+            # By column, the deleted values and then the values of the rows; equal rows have equal codes.
             values = []
             for number, column in enumerate(ids):
-                own = column_of(rows, self._metadata.schema(), column)
-                values.append(pa.concat_arrays([*(one[number].cast(own.type) for one in deleted), own]))
+                row_values = column_of(rows, self._metadata.schema(), column)
+                deleted_values = [columns[number].cast(row_values.type) for columns in deleted]
+                values.append(pa.concat_arrays([*deleted_values, row_values]))
             codes = value_codes(values, count + rows.num_rows).to_numpy(zero_copy_only=False)
             rows = rows.filter(pa.array(~np.isin(codes[count:], codes[:count])))
         return rows
@@ -396,7 +411,7 @@ class EqualityDeletes:
         """Return the deleted values of each column."""
         if file.file_path not in self._read:
             schema = self._metadata.schema()
-            names = [str(schema.find_column_name(one)) for one in ids]
+            names = [str(schema.find_column_name(column_id)) for column_id in ids]
             rows = pa.concat_tables(read_rows(self._metadata, self._io, FileScanTask(file), columns=names))
-            self._read[file.file_path] = [column_of(rows, schema, one) for one in ids]
+            self._read[file.file_path] = [column_of(rows, schema, column_id) for column_id in ids]
         return self._read[file.file_path]

@@ -18,8 +18,9 @@ from pyiceberg.typedef import Record
 
 from airflow_lakestream.core.printable import counted
 
-# Reserved by the specification.
+# The field id of `file_path` in position delete files, reserved by Iceberg's specification.
 _PATH_ID = 2147483546
+# The id of a partition spec, and the text of the partition's values; see `partition_of`.
 Partition = tuple[int, str]
 Item = TypeVar("Item")
 
@@ -62,12 +63,12 @@ class LiveFile:
     @property
     def key(self) -> tuple[str, frozenset[str]]:
         """The file and its position deletes: the same rows, as long as no newer equality delete applies."""
-        return self.file.file_path, frozenset(one.file_path for one in self.positions)
+        return self.file.file_path, frozenset(delete.file_path for delete in self.positions)
 
     @property
     def deleted_share(self) -> float:
         """Share of rows deleted by delete files of this data file alone; an upper bound, at most 1."""
-        deleted = sum(one.record_count for one in self.positions if _only_path(one) is not None)
+        deleted = sum(delete.record_count for delete in self.positions if _only_path(delete) is not None)
         return min(1.0, deleted / max(1, self.file.record_count))
 
     @property
@@ -96,17 +97,17 @@ class FileGroup:
     @property
     def bytes(self) -> int:
         """Bytes of the data files."""
-        return sum(one.file.file_size_in_bytes for one in self.files)
+        return sum(live.file.file_size_in_bytes for live in self.files)
 
     @property
     def rows(self) -> int:
         """Rows of the data files, deleted rows included."""
-        return sum(one.file.record_count for one in self.files)
+        return sum(live.file.record_count for live in self.files)
 
     @property
     def gain(self) -> int:
         """Files that a read no longer opens."""
-        deletes = {one.file_path for live in self.files for one in (*live.positions, *live.equalities)}
+        deletes = {delete.file_path for live in self.files for delete in (*live.positions, *live.equalities)}
         return len(self.files) - self.outputs + len(deletes)
 
 
@@ -151,7 +152,7 @@ class CompactionPlan:
         files = counted(self.files, "data file")
         text = f"{self.out:,} of {files}, of {counted(self.bytes, 'byte')}, become {self.new:,}"
         text = text if self.groups else f"Nothing to compact in {files}"
-        deletes = {one.file_path for g in self.groups for f in g.files for one in (*f.positions, *f.equalities)}
+        deletes = {delete.file_path for g in self.groups for f in g.files for delete in (*f.positions, *f.equalities)}
         text += f"; delete files of theirs: {len(deletes):,}" if deletes else ""
         text += f"; delete files of no data file: {len(self.dangling):,}" if self.dangling else ""
         return text + (f"; {self.unread:,} that can't be read here stay" if self.unread else "")
@@ -168,8 +169,9 @@ class _BySequence:
         """Return the deletes above a sequence number, with the number `itself` if asked for."""
         if self._numbers is None:
             self.entries.sort(key=_sequence)
-            self._numbers = [_sequence(one) for one in self.entries]
-        return self.entries[(bisect_left if itself else bisect_right)(self._numbers, sequence) :]
+            self._numbers = [_sequence(entry) for entry in self.entries]
+        first = bisect_left(self._numbers, sequence) if itself else bisect_right(self._numbers, sequence)
+        return self.entries[first:]
 
 
 _NONE = _BySequence()
@@ -182,11 +184,12 @@ class DeleteIndex:
     """
 
     def __init__(self, deletes: Iterable[ManifestEntry], unpartitioned: Collection[int]) -> None:
-        self._paths, self._positions = (
-            defaultdict[str, _BySequence](_BySequence),
-            defaultdict[Partition, _BySequence](_BySequence),
-        )
+        # Position deletes of a single data file, by its path, and of a partition.
+        self._paths = defaultdict[str, _BySequence](_BySequence)
+        self._positions = defaultdict[Partition, _BySequence](_BySequence)
+        # Equality deletes of a partition, and of all data files.
         self._equalities, self._everywhere = defaultdict[Partition, _BySequence](_BySequence), _BySequence()
+        # Delete files that `live` has not returned yet, by path.
         self._unused = dict[str, DataFile]()
         for entry in deletes:
             file = entry.data_file
@@ -205,18 +208,19 @@ class DeleteIndex:
         :param is_new: whether the file is not committed yet: no position delete can be of the file.
         """
         key = partition_of(file)
-        of_file, of_partition = self._paths.get(file.file_path, _NONE), self._positions.get(key, _NONE)
-        of_file, of_partition = (_NONE, _NONE) if is_new else (of_file, of_partition)
-        positions = [one.data_file for one in of_file.since(sequence, itself=True)]
-        shared = (one.data_file for one in of_partition.since(sequence, itself=True))
-        positions += [one for one in shared if _may_delete_in(one, file)]
+        positions: list[DataFile] = []
+        if not is_new:
+            of_file, of_partition = self._paths.get(file.file_path, _NONE), self._positions.get(key, _NONE)
+            positions = [entry.data_file for entry in of_file.since(sequence, itself=True)]
+            shared = (entry.data_file for entry in of_partition.since(sequence, itself=True))
+            positions += [delete for delete in shared if _may_delete_in(delete, file)]
         equalities = [
-            one.data_file
+            entry.data_file
             for deletes in (self._equalities.get(key, _NONE), self._everywhere)
-            for one in deletes.since(sequence, itself=False)
+            for entry in deletes.since(sequence, itself=False)
         ]
-        for one in (*positions, *equalities):
-            self._unused.pop(one.file_path, None)
+        for delete in (*positions, *equalities):
+            self._unused.pop(delete.file_path, None)
         return LiveFile(file, sequence, tuple(positions), tuple(equalities))
 
     @property
@@ -248,11 +252,12 @@ def plan(
         elif live.must_go(rule) or live.live_bytes < rule.small_share * rule.target_bytes:
             candidates[partition_of(entry.data_file)].append(live)
     groups = [group for files in candidates.values() for group in _groups(files, rule)]
-    groups.sort(key=lambda one: one.gain / max(1, one.bytes), reverse=True)
+    groups.sort(key=lambda group: group.gain / max(1, group.bytes), reverse=True)
     return CompactionPlan(sequence, count, tuple(_within(groups, rule.most_bytes)), index.dangling, unread)
 
 
 def _within(groups: Iterable[FileGroup], most_bytes: int | None) -> Iterator[FileGroup]:
+    """Yield the groups of `most_bytes` together, in order; a group that does not fit any more is left out."""
     for group in groups:
         if most_bytes is None or group.bytes <= most_bytes:
             most_bytes = None if most_bytes is None else most_bytes - group.bytes
@@ -260,43 +265,45 @@ def _within(groups: Iterable[FileGroup], most_bytes: int | None) -> Iterator[Fil
 
 
 def _can_read(live: LiveFile, columns: Collection[int]) -> bool:
-    formats = {one.file_format for one in (live.file, *live.positions, *live.equalities)}
-    return formats == {FileFormat.PARQUET} and all({*(one.equality_ids or ())} <= {*columns} for one in live.equalities)
+    """Return whether all files are Parquet, and no equality delete is by a dropped column."""
+    formats = {file.file_format for file in (live.file, *live.positions, *live.equalities)}
+    ids = {field_id for delete in live.equalities for field_id in delete.equality_ids or ()}
+    return formats == {FileFormat.PARQUET} and ids <= {*columns}
 
 
 def _groups(files: Sequence[LiveFile], rule: CompactionRule) -> Iterator[FileGroup]:
     """Yield the groups of a partition's candidates, oldest files first."""
-    for full in bins(sorted(files, key=attrgetter("sequence")), rule.target_bytes, attrgetter("live_bytes")):
-        if chosen := _worth(full, rule):
-            outputs = max(1, round(sum(one.live_bytes for one in chosen) / rule.target_bytes))
+    for bin_files in bins(sorted(files, key=attrgetter("sequence")), rule.target_bytes, attrgetter("live_bytes")):
+        if chosen := _worth(bin_files, rule):
+            outputs = max(1, round(sum(live.live_bytes for live in chosen) / rule.target_bytes))
             yield FileGroup(chosen[0].file.spec_id, chosen[0].file.partition, tuple(chosen), outputs)
 
 
 def bins(items: Iterable[Item], target: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Yield items in their order, as many together as stay within a size; a larger item is alone."""
-    held, size = list[Item](), 0
-    for one in items:
-        if held and size + size_of(one) > target:
-            yield held
-            held, size = [], 0
-        held.append(one)
-        size += size_of(one)
-    if held:
-        yield held
+    bin_items, size = list[Item](), 0
+    for item in items:
+        if bin_items and size + size_of(item) > target:
+            yield bin_items
+            bin_items, size = [], 0
+        bin_items.append(item)
+        size += size_of(item)
+    if bin_items:
+        yield bin_items
 
 
 def _worth(files: list[LiveFile], rule: CompactionRule) -> list[LiveFile]:
     """Return the files of a bin to rewrite; empty if a rewrite would gain too little."""
-    if len(files) > 1 and sum(one.live_bytes for one in files) >= rule.small_share * rule.target_bytes:
+    if len(files) > 1 and sum(live.live_bytes for live in files) >= rule.small_share * rule.target_bytes:
         return files
-    total, chosen = sum(one.live_bytes for one in files), list(files)
+    total, chosen = sum(live.live_bytes for live in files), list(files)
     for largest in sorted(files, key=attrgetter("live_bytes"), reverse=True):
         if largest.must_go(rule):
             continue
         if len(chosen) >= rule.least_files and largest.live_bytes <= rule.most_share * (total - largest.live_bytes):
             return chosen
         total -= largest.live_bytes
-        chosen = [one for one in chosen if one is not largest]
+        chosen = [live for live in chosen if live is not largest]
     return chosen
 
 
@@ -310,7 +317,7 @@ def _sequence(entry: ManifestEntry) -> int:
 
 
 def _only_path(file: DataFile) -> str | None:
-    """Return the one data file that a position delete file is of, or None."""
+    """Return the path of the only data file that a position delete file is for, or None if there are several."""
     low, high = (file.lower_bounds or {}).get(_PATH_ID), (file.upper_bounds or {}).get(_PATH_ID)
     return low.decode(errors="replace") if low is not None and low == high else None
 

@@ -70,25 +70,22 @@ class ExpiryRule:
         main = metadata.refs.get(MAIN_BRANCH)
         keep = max(keep, (main and main.min_snapshots_to_keep) or 0)
         on_main = list(ledger_store.live_ancestors(metadata))
-        kept = retention.protected(metadata) | {one.snapshot_id for one in on_main[:keep]}
-        landings = (one for one in on_main if codec.SUMMARY_GROUP in ledger_store.summary_of(one))
-        last = max((one.sequence_number or 0 for one in landings), default=0)
-        ancestors = {one.snapshot_id for one in on_main}
-        found = [
-            one
-            for one in metadata.snapshots
-            if one.snapshot_id not in kept
-            and one.timestamp_ms < now - age
-            and not (
-                one.snapshot_id not in ancestors
-                and codec.SUMMARY_GROUP in ledger_store.summary_of(one)
-                and (one.sequence_number or 0) > last
-            )
-        ]
-        if all(SUMMARY_EXPIRING in ledger_store.summary_of(one) for one in found):
-            # They have no files: removing them would need another such snapshot, each time.
+        kept = retention.protected(metadata) | {snapshot.snapshot_id for snapshot in on_main[:keep]}
+        landings = (snapshot for snapshot in on_main if codec.SUMMARY_GROUP in ledger_store.summary_of(snapshot))
+        last = max((snapshot.sequence_number or 0 for snapshot in landings), default=0)
+        ancestors = {snapshot.snapshot_id for snapshot in on_main}
+
+        def awaits_later_landing(snapshot: Snapshot) -> bool:
+            """Return whether a snapshot is a landing that was rolled back, and is newer than main's last landing."""
+            is_landing = codec.SUMMARY_GROUP in ledger_store.summary_of(snapshot)
+            return is_landing and snapshot.snapshot_id not in ancestors and (snapshot.sequence_number or 0) > last
+
+        old = [s for s in metadata.snapshots if s.snapshot_id not in kept and s.timestamp_ms < now - age]
+        candidates = [snapshot for snapshot in old if not awaits_later_landing(snapshot)]
+        if all(SUMMARY_EXPIRING in ledger_store.summary_of(snapshot) for snapshot in candidates):
+            # Preparing snapshots have no files, and each removal would add another one.
             return []
-        return [one.snapshot_id for one in sorted(found, key=lambda one: one.sequence_number or 0)]
+        return [snapshot.snapshot_id for snapshot in sorted(candidates, key=lambda s: s.sequence_number or 0)]
 
 
 def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
@@ -122,29 +119,29 @@ def expire(catalog: Catalog, name: str, rule: ExpiryRule) -> ExpiredSnapshots:
         return ExpiredSnapshots()
     edit = _commit(catalog, table, rule, removes=True)
     before, after = edit.before, catalog.load_table(name)
-    there = {one.snapshot_id for one in after.metadata.snapshots}
-    gone = [one for one in before.metadata.snapshots if one.snapshot_id in set(edit.expiring) - there]
+    kept_ids = {snapshot.snapshot_id for snapshot in after.metadata.snapshots}
+    removed = [s for s in before.metadata.snapshots if s.snapshot_id in set(edit.expiring) - kept_ids]
     try:
-        needless = needed_only_by(before, after.metadata, gone)
+        unneeded = needed_only_by(before, after.metadata, removed)
     except FileNotFoundError as e:
         # Once the snapshots are removed, a removal of orphans or another expiry may delete their files first.
-        log.warning("%s: files of %s expired snapshots are left to the removal of orphans: %s", name, len(gone), e)
-        needless = set()
-    left = delete_files(before.io, sorted(needless))
-    return ExpiredSnapshots(tuple(edit.expiring), len(needless) - len(left))
+        log.warning("%s: files of %s expired snapshots are left to the removal of orphans: %s", name, len(removed), e)
+        unneeded = set()
+    undeleted = delete_files(before.io, sorted(unneeded))
+    return ExpiredSnapshots(tuple(edit.expiring), len(unneeded) - len(undeleted))
 
 
-def needed_only_by(before: Table, after: TableMetadata, gone: Sequence[Snapshot]) -> set[str]:
+def needed_only_by(before: Table, after: TableMetadata, removed: Sequence[Snapshot]) -> set[str]:
     """Return the table's own files of removed snapshots that no snapshot has now: data, manifests and statistics.
 
     :param before: the table before the removal.
     :param after: the metadata now.
     """
-    kept = {one.manifest_path: one for one in retention.listed(before.io, after.snapshots)}
-    only = [one for one in retention.listed(before.io, gone) if one.manifest_path not in kept]
-    files = {one.manifest_path for one in only} | {one.manifest_list for one in gone}
-    files -= {one.manifest_list for one in after.snapshots}
-    data = {entry.data_file.file_path for one in only for entry in one.fetch_manifest_entry(before.io, False)}
+    kept = {manifest.manifest_path: manifest for manifest in retention.listed(before.io, after.snapshots)}
+    unneeded = [m for m in retention.listed(before.io, removed) if m.manifest_path not in kept]
+    files = {manifest.manifest_path for manifest in unneeded} | {snapshot.manifest_list for snapshot in removed}
+    files -= {snapshot.manifest_list for snapshot in after.snapshots}
+    data = {entry.data_file.file_path for m in unneeded for entry in m.fetch_manifest_entry(before.io, False)}
     for manifest in kept.values() if data else ():
         data -= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(before.io)}
     files |= data | (statistics_of(before.metadata) - statistics_of(after))
@@ -154,10 +151,11 @@ def needed_only_by(before: Table, after: TableMetadata, gone: Sequence[Snapshot]
 def statistics_of(metadata: TableMetadata) -> set[str]:
     """Return the paths of statistics files."""
     files = (*metadata.statistics, *metadata.partition_statistics)
-    return {one.statistics_path for one in files}
+    return {file.statistics_path for file in files}
 
 
 def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) -> _ExpiryEdit:
+    """Commit the snapshot with the ledgers, with `removes` also the removal of snapshots; return the edit."""
     name = ledger_store.name_of(table)
     fitness.check(catalog, table)
     refs = table.metadata.refs.items()

@@ -43,14 +43,14 @@ class FileUse:
         head = metadata.current_snapshot()
         if head is None:
             return cls()
-        limit, known = _limit(metadata), {one.snapshot_id: one for one in metadata.snapshots}
+        limit, by_id = _limit(metadata), {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
         total = _number(head, _FILES)
-        small, partitions, at, is_cut = 0, 1, known.get(head.snapshot_id), False
-        while at is not None and not _compacts(at):
-            small += _small(at, limit) - (_number(at, _REMOVED) or 0)
-            partitions = max(partitions, _number(at, _PARTITIONS) or 1)
-            is_cut = at.parent_snapshot_id is not None and at.parent_snapshot_id not in known
-            at = known.get(at.parent_snapshot_id or 0)
+        small, partitions, current, is_cut = 0, 1, by_id.get(head.snapshot_id), False
+        while current is not None and not _compacts(current):
+            small += _small(current, limit) - (_number(current, _REMOVED) or 0)
+            partitions = max(partitions, _number(current, _PARTITIONS) or 1)
+            is_cut = current.parent_snapshot_id is not None and current.parent_snapshot_id not in by_id
+            current = by_id.get(current.parent_snapshot_id or 0)
         if is_cut and total and (_number(head, _BYTES) or 0) / total < limit:
             small = total
         return cls(
@@ -58,7 +58,7 @@ class FileUse:
             delete_files=_number(head, _DELETES),
             small=max(0, small if total is None else min(small, total)),
             partitions=partitions,
-            compacted_at=None if at is None else at.timestamp_ms,
+            compacted_at=None if current is None else current.timestamp_ms,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class FileUse:
 
 def small_files_of(metadata: TableMetadata, snapshots: Collection[int]) -> int:
     """Return the number of small files that some snapshots added, as far as the snapshots are kept."""
-    return sum(_small(one, _limit(metadata)) for one in metadata.snapshots if one.snapshot_id in snapshots)
+    return sum(_small(s, _limit(metadata)) for s in metadata.snapshots if s.snapshot_id in snapshots)
 
 
 def _limit(metadata: TableMetadata) -> float:

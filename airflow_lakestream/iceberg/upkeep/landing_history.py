@@ -28,14 +28,14 @@ def landings(table: Table, consumer_group: str) -> Iterator[PastLanding]:
 
     Raises UndecidedLedger and UnreadableLedger.
     """
-    seen = set()
+    yielded_ids = set()
     for snapshot in ledger_store.live_ancestors(table.metadata):
         if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:
-            seen.add(landing.landing_id)
-            at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+            yielded_ids.add(landing.landing_id)
+            landed_at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
             yield PastLanding(
-                snapshot.snapshot_id, landing, at, tuple(file.file_path for file in added_files(table, snapshot))
+                snapshot.snapshot_id, landing, landed_at, tuple(file.file_path for file in added_files(table, snapshot))
             )
     for entry in reversed(ledger_store.read(table, consumer_group).path):
-        if entry.landing is not None and entry.landing.landing_id not in seen:
+        if entry.landing is not None and entry.landing.landing_id not in yielded_ids:
             yield PastLanding(entry.snapshot_id, entry.landing, None, None)

@@ -41,6 +41,7 @@ from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.tries import tries
 
 TRIES = 8
+# The first pause between two tries, in seconds.
 RETRY_PAUSE = 0.2
 
 # Returns the new ledgers for the current table; called again if another writer came first.
@@ -102,10 +103,10 @@ def fit_table(catalog: Catalog, name: str) -> Table:
     return table
 
 
-def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition:
+def restated(ledgers: Mapping[str, Ledger], further_properties: Mapping[str, str]) -> Addition:
     """Return the addition with changed ledgers; all other ledgers are written as they are.
 
-    :param more: further properties to set.
+    :param further_properties: further properties to set.
     """
 
     def properties(head: Table | None, snapshot_id: int) -> RequestPart:
@@ -122,7 +123,7 @@ def restated(ledgers: Mapping[str, Ledger], more: Mapping[str, str]) -> Addition
         properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
         for group in ledgers:
             properties |= ledger_store.newcomer_properties(head, group)
-        return property_part(properties | dict(more))
+        return property_part(properties | dict(further_properties))
 
     return properties
 
@@ -148,8 +149,8 @@ def attempt_at(
         with producer:
             pass
 
-    known = encode_restated(ledgers) if ledgers else {}
-    return edit_attempt(catalog, table, restated(ledgers, properties), {**known, **summary}, stage)
+    restated_summary = encode_restated(ledgers) if ledgers else {}
+    return edit_attempt(catalog, table, restated(ledgers, properties), {**restated_summary, **summary}, stage)
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
@@ -161,7 +162,7 @@ def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> 
     """
 
     def former(table: Table) -> Mapping[str, str]:
-        names = [one for one in names_of(table.properties, group) if one != to]
+        names = [former_name for former_name in names_of(table.properties, group) if former_name != to]
         return {FORMER_NAMES + to: json.dumps(names)}
 
     return restate_ledgers(catalog, name, decide, former)
@@ -194,7 +195,7 @@ def drive(name: str, make: Callable[[], CommitAttempt | None], undo: Callable[[]
     try:
         return _drive(name, make, attempts)
     except BaseException:
-        if not any(one.reached_catalog for one in attempts):
+        if not any(attempt.reached_catalog for attempt in attempts):
             undo()
         raise
 

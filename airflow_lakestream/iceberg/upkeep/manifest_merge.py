@@ -80,8 +80,8 @@ class _MergedManifests(FileExchange):
     def _manifests(self) -> list[ManifestFile]:
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         manifests = () if base is None else base.manifests(self._io)
-        merged = {one.manifest_path for one in chain.from_iterable(self._merges)}
-        unmerged = [one for one in manifests if has_files(one) and one.manifest_path not in merged]
+        merged = {manifest.manifest_path for manifest in chain.from_iterable(self._merges)}
+        unmerged = [manifest for manifest in manifests if has_files(manifest) and manifest.manifest_path not in merged]
         return [*map(self._merge, self._merges), *unmerged]
 
     def _merge(self, group: Sequence[ManifestFile]) -> ManifestFile:

@@ -47,7 +47,7 @@ def _data_files(table: Table, snapshot_id: int | None) -> dict[str, DataFile]:
     """Return the data files of a snapshot, by path; empty without a snapshot."""
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     manifests = () if snapshot is None else snapshot.manifests(table.io)
-    data = [one for one in manifests if one.content == ManifestContent.DATA]
+    data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
     entries = chain.from_iterable(live_entries(table.io, data))
     return {entry.data_file.file_path: entry.data_file for entry in entries}
 
@@ -64,32 +64,32 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
 
     def look(file: DataFile) -> WrongBounds:
         ids = too_narrow(table.io, file, names)
-        columns = (schema.find_column_name(one) or f"the dropped column {one}" for one in sorted(ids))
+        columns = (schema.find_column_name(field_id) or f"the dropped column {field_id}" for field_id in sorted(ids))
         return WrongBounds(file.file_path, tuple(columns), ids)
 
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-bounds") as pool:
-        return [one for one in pool.map(look, files) if one.ids]
+        return [finding for finding in pool.map(look, files) if finding.ids]
 
 
-def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
+def mend(catalog: Catalog, name: str, findings: Sequence[WrongBounds]) -> int | None:
     """Remove wrong bounds from the manifests of a table's head; return the snapshot's id.
 
     Returns None, without a commit, if none of the files is in the head. Raises EditNotDone, and the errors of `fitness`
     for a table unfit for commits.
 
-    :param found: the files with wrong bounds; files no longer in the head are ignored.
+    :param findings: the files with wrong bounds; files no longer in the head are ignored.
     """
-    if not found:
+    if not findings:
         return None
 
     def attempt() -> CommitAttempt | None:
         table = ledger_edit.fit_table(catalog, name)
         present = _data_files(table, ledger_store.head_of(table.metadata))
-        wrong = {one.path: one.ids for one in found if one.path in present}
-        if not wrong:
+        columns_by_path = {finding.path: finding.ids for finding in findings if finding.path in present}
+        if not columns_by_path:
             return None
-        summary = {SUMMARY_BOUNDS: str(len(wrong))}
-        return ledger_edit.attempt_at(catalog, table, summary, partial(_BoundsManifests, wrong))
+        summary = {SUMMARY_BOUNDS: str(len(columns_by_path))}
+        return ledger_edit.attempt_at(catalog, table, summary, partial(_BoundsManifests, columns_by_path))
 
     return ledger_edit.drive(name, attempt)
 
@@ -105,7 +105,7 @@ class _BoundsManifests(FileExchange):
 
     def _manifests(self) -> list[ManifestFile]:
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
-        return [self._mended(one) for one in (base.manifests(self._io) if base is not None else ())]
+        return [self._mended(manifest) for manifest in (base.manifests(self._io) if base is not None else ())]
 
     def _mended(self, manifest: ManifestFile) -> ManifestFile:
         if manifest.content != ManifestContent.DATA:

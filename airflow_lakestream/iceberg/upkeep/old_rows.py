@@ -88,7 +88,7 @@ def age_of(metadata: TableMetadata, file: DataFile, cutoff: RowCutoff) -> FileAg
 
 
 def _bound(kind: Any, bounds: dict[int, bytes] | None, field_id: int) -> int | None:
-    """Return a bound as a number; None without it, and for one of a type that the column had before."""
+    """Return a bound as a number, or None if it is missing or of a former type of the column."""
     value = (bounds or {}).get(field_id)
     if value is None or len(value) != (4 if isinstance(kind, DateType) else 8):
         return None
@@ -136,19 +136,21 @@ class _IcebergOldRowReader:
         nulls, schema = live.file.null_value_counts or {}, self.table.schema()
         bounds = [bounds_of(schema, live.file, name) for name in COORDINATES]
         ids = [schema.find_field(name).field_id for name in COORDINATES if name in schema.column_names]
-        has_nulls = any(nulls.get(one) != 0 for one in ids)
+        has_nulls = any(nulls.get(field_id) != 0 for field_id in ids)
         return self.positions.proven(bounds, live.file.record_count, has_nulls=has_nulls)
 
 
 def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[LiveFile], int]:
-    """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old."""
+    """Return the files with rows to remove, oldest first, and the number of files that stay with possibly old rows."""
     head, metadata = TableHead.of(table), table.metadata
     index = head.index(head.entries(ManifestContent.DELETES))
-    files = [index.live(one.data_file, one.sequence_number or 0) for one in head.entries(ManifestContent.DATA)]
-    ages = ((one, age_of(metadata, one.file, cutoff)) for one in files)
+    entries = head.entries(ManifestContent.DATA)
+    files = [index.live(entry.data_file, entry.sequence_number or 0) for entry in entries]
+    ages = ((live, age_of(metadata, live.file, cutoff)) for live in files)
     column = metadata.schema().find_field(cutoff.column)
 
     def newest(live: LiveFile) -> tuple[int, int]:
+        """Return the sort key of a file: the newest row's time, as far as known, and the sequence number."""
         bound = _bound(column.field_type, live.file.upper_bounds, column.field_id)
         return cutoff.number if bound is None else bound, live.sequence
 
@@ -156,16 +158,17 @@ def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[Live
 
 
 def find_old_rows(table: Table, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
-    """Return the files that are whole old, with the number of their rows; no data file is opened.
+    """Return the number of files with old rows only, and of their rows; no data file is opened.
 
     Raises RetentionRefused.
     """
     cutoff = _cutoff(table, rule, now)
-    files, left = _candidates(table, cutoff, exact=False)
-    return RemovalReport(sum(one.file.record_count for one in files), len(files), left=left)
+    files, possibly_old = _candidates(table, cutoff, exact=False)
+    return RemovalReport(sum(live.file.record_count for live in files), len(files), left=possibly_old)
 
 
 def _cutoff(table: Table, rule: RowRetention, now: datetime | None) -> RowCutoff:
+    """Return the time before which rows are old. Raises RetentionRefused, also for a table of a fan-out."""
     name = ledger_store.name_of(table)
     if note := books.note_on(table.metadata.properties):
         raise RetentionRefused(name, note, "Let an engine delete the rows of a fan-out.")
@@ -183,7 +186,7 @@ class _IcebergOldRowRemoval:
     now: datetime | None
     report: RemovalReport = RemovalReport()
     chosen: Sequence[_OldDataFile] = ()
-    # Whether there was no time for a file of this attempt.
+    # Whether the caller asked to end before all files of this attempt were done.
     is_cut: bool = False
     written: list[RewrittenGroup] = field(default_factory=list)
     _known: dict[Any, _OldDataFile] = field(default_factory=dict)
@@ -194,52 +197,52 @@ class _IcebergOldRowRemoval:
         cutoff = _cutoff(table, self.rule, self.now)
         positions = PositionReader.of(table.schema().as_arrow(), table.metadata.properties)
         reader = _IcebergOldRowReader(table, cutoff, positions, self.is_over)
-        files, left = _candidates(table, cutoff, self.rule.exact)
-        found = self._look(reader, files)
+        files, possibly_old = _candidates(table, cutoff, self.rule.exact)
+        old_files = self._look(reader, files)
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
-        chosen, changes = within_bound(self.name, found, lambda one: one.positions, ledgers, MANY_RANGES)
+        chosen, changes = within_bound(self.name, old_files, lambda old: old.positions, ledgers, MANY_RANGES)
         self.chosen = chosen = self._with_remainders(reader, chosen)
         if not chosen:
-            self.report = RemovalReport(left=left, is_whole=not self.is_cut)
+            self.report = RemovalReport(left=possibly_old, is_whole=not self.is_cut)
             return None
-        if len(chosen) < len(found):
-            _, changes = within_bound(self.name, chosen, lambda one: one.positions, ledgers, MANY_RANGES)
-        self.report = RemovalReport.of(chosen, left, is_whole=not self.is_cut and len(chosen) == len(found))
-        new = [(file, one.file.sequence) for one in chosen if one.remainder for file in one.remainder.new]
+        if len(chosen) < len(old_files):
+            _, changes = within_bound(self.name, chosen, lambda old: old.positions, ledgers, MANY_RANGES)
+        self.report = RemovalReport.of(chosen, possibly_old, is_whole=not self.is_cut and len(chosen) == len(old_files))
+        new = [(file, old.file.sequence) for old in chosen if old.remainder for file in old.remainder.new]
         operation = Operation.OVERWRITE if new else Operation.DELETE
-        arrange = partial(exchange_of_files, [one.file.file for one in chosen], new, operation=operation)
+        arrange = partial(exchange_of_files, [old.file.file for old in chosen], new, operation=operation)
         summary, after = {SUMMARY_OLD_ROWS: str(self.report.rows)}, ledgers_after(ledgers, changes)
         return ledger_edit.attempt_at(self.catalog, table, summary, arrange, after, cutoff.note())
 
     def _look(self, reader: _IcebergOldRowReader, files: Sequence[LiveFile]) -> list[_OldDataFile]:
-        """Return the files with old rows, up to the first one that there is no time for."""
+        """Return the files with old rows, up to the file at which the caller asked to end; see `is_cut`."""
 
         def look(live: LiveFile) -> _OldDataFile | None:
-            key = live.key, frozenset(one.file_path for one in live.equalities)
-            if key not in self._known and (found := reader.look(live)) is not None:
-                self._known[key] = found
+            key = live.key, frozenset(delete.file_path for delete in live.equalities)
+            if key not in self._known and (old_file := reader.look(live)) is not None:
+                self._known[key] = old_file
             return self._known.get(key)
 
-        found, self.is_cut = list[_OldDataFile](), False
+        old_files, self.is_cut = list[_OldDataFile](), False
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-old") as pool:
             for one in pool.map(look, files):
                 if one is None:
                     self.is_cut = True
                     break
                 if one.rows or one.is_whole:
-                    found.append(one)
-        return found
+                    old_files.append(one)
+        return old_files
 
     def _with_remainders(self, reader: _IcebergOldRowReader, chosen: Sequence[_OldDataFile]) -> list[_OldDataFile]:
-        """Write the rows that stay; return the files up to the first one that there is no time for."""
-        for number, one in enumerate(chosen):
-            if not one.is_whole and one.remainder is None:
+        """Write the rows that stay; return the files up to the file at which the caller asked to end."""
+        for number, old_file in enumerate(chosen):
+            if not old_file.is_whole and old_file.remainder is None:
                 try:
-                    one.remainder = reader.remainder(one.file)
+                    old_file.remainder = reader.remainder(old_file.file)
                 except RewriteInterrupted:
                     self.is_cut = True
                     return list(chosen[:number])
-                self.written.append(one.remainder)
+                self.written.append(old_file.remainder)
         return list(chosen)
 
     def discard_unneeded(self, kept: Sequence[_OldDataFile]) -> None:

@@ -22,7 +22,7 @@ from airflow_lakestream.iceberg.write.files import delete_files
 
 # Parallel requests to a store.
 AT_ONCE = 32
-# Of catalogs that are folders: the number of the newest metadata file.
+# File of catalogs that are folders, with the number of the newest metadata file.
 _HINT = "version-hint.text"
 _AUTHORITY = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?")
 
@@ -37,7 +37,7 @@ class OrphanFiles:
     @property
     def bytes(self) -> int:
         """Size of all files."""
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
 
 def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = None) -> OrphanFiles:
@@ -55,9 +55,9 @@ def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = No
     folder = table.location().rstrip("/")
     fields = {field.name for spec in table.metadata.specs().values() for field in spec.fields}
     old = {
-        _key(one.location): one
-        for one in stored_files(table.io, folder)
-        if one.modified is not None and one.modified < latest and not _is_hidden(one.location, folder, fields)
+        _key(file.location): file
+        for file in stored_files(table.io, folder)
+        if file.modified is not None and file.modified < latest and not _is_hidden(file.location, folder, fields)
     }
     while old:
         # After the listing: a file that was committed since is referred to.
@@ -70,16 +70,16 @@ def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = No
             # An expiry since then deletes the files of its snapshots.
             if catalog.load_table(name).metadata_location == table.metadata_location:
                 raise
-    return OrphanFiles(tuple(sorted(old.values(), key=lambda one: one.location)))
+    return OrphanFiles(tuple(sorted(old.values(), key=lambda file: file.location)))
 
 
 def remove_orphans(catalog: Catalog, name: str, age: float) -> OrphanFiles:
     """Delete the orphans of a table, and return them. Raises the errors of `find_orphans`."""
-    found = find_orphans(catalog, name, age)
+    orphans = find_orphans(catalog, name, age)
     io = catalog.load_table(name).io
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-orphans") as pool:
-        left = sum(map(len, pool.map(lambda one: delete_files(io, [one.location]), found.files)))
-    return OrphanFiles(found.files, left)
+        undeleted = sum(map(len, pool.map(lambda file: delete_files(io, [file.location]), orphans.files)))
+    return OrphanFiles(orphans.files, undeleted)
 
 
 def _references(table: Table) -> Iterator[str]:
@@ -88,10 +88,10 @@ def _references(table: Table) -> Iterator[str]:
     yield from _of_metadata(table.metadata)
     manifests = iter(retention.listed(table.io, table.metadata.snapshots))
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-manifests") as pool:
-        # A few at a time, since their entries take more memory than the paths.
+        # A few manifests at a time, since their entries take more memory than the paths.
         while some := list(itertools.islice(manifests, AT_ONCE)):
-            yield from (one.manifest_path for one in some)
-            for paths in pool.map(lambda one: _paths(table, one), some):
+            yield from (manifest.manifest_path for manifest in some)
+            for paths in pool.map(lambda manifest: _paths(table, manifest), some):
                 yield from paths
 
 
@@ -106,11 +106,14 @@ def _paths(table: Table, manifest: ManifestFile) -> Sequence[str]:
 
 
 def _key(location: str) -> str:
-    """Return the path alone: one store may have several schemes and authorities, and a file too many is kept."""
+    """Return a location's path without scheme and authority, since a store may have several of both.
+
+    Files of two stores with the same path are then taken for the same: a file too many is kept, none is lost.
+    """
     return re.sub("/+", "/", "/" + _AUTHORITY.sub("", location))
 
 
 def _is_hidden(location: str, folder: str, fields: set[str]) -> bool:
     *folders, name = location.removeprefix(folder).strip("/").split("/")
-    hidden = (one for one in folders if one.startswith(("_", ".")) and one.partition("=")[0] not in fields)
+    hidden = (part for part in folders if part.startswith(("_", ".")) and part.partition("=")[0] not in fields)
     return name == _HINT or name.startswith(("_", ".")) or any(hidden)

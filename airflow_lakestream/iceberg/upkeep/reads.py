@@ -40,7 +40,7 @@ class ReadCounts:
         """Return the counts of a table's head. Raises ValueError for equality deletes, unsupported by PyIceberg."""
         tasks = live_files(table)
         needed = Counter(file.file_path for task in tasks for file in task.delete_files)
-        shared = sum(of > 1 for of in needed.values())
+        shared = sum(count > 1 for count in needed.values())
         most = max((len(task.delete_files) for task in tasks), default=0)
         return cls(len(tasks), needed.total(), most, shared, len(_position_deletes(table) - needed.keys()))
 
@@ -58,7 +58,7 @@ class TableSize:
         """Return the size from the head's manifests, since not every writer keeps the totals of summaries."""
         head = table.current_snapshot()
         manifests = [] if head is None else head.manifests(table.io)
-        files = [entry.data_file for one in manifests for entry in one.fetch_manifest_entry(table.io)]
+        files = [entry.data_file for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
         deletes = sum(file.content != DataFileContent.DATA for file in files)
         return cls(len(files), sum(file.file_size_in_bytes for file in files), deletes)
 

@@ -64,25 +64,25 @@ def by_reason(parts: Iterable[pa.Table], examples: int) -> list[RejectReason]:
     :param parts: tables of rejected records, with the columns of `PLACE` and COLUMNS.
     :param examples: the number of examples of each reason, at most.
     """
-    found: dict[tuple[str, str, str], RejectReason] = {}
+    reasons: dict[tuple[str, str, str], RejectReason] = {}
     for part in parts:
         counted = part.group_by(["consumer_group", "stage", "error"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
-            reason = _reason(found, row)
+            reason = _reason(reasons, row)
             reason.count += row["count_all"]
             if len(reason.examples) < examples:
                 reason.examples += _examples(part, row, examples - len(reason.examples))
-    return sorted(found.values(), key=lambda one: (-one.count, one.consumer_group, one.stage, one.kind))
+    return sorted(reasons.values(), key=lambda r: (-r.count, r.consumer_group, r.stage, r.kind))
 
 
-def _reason(found: dict[tuple[str, str, str], RejectReason], row: dict[str, Any]) -> RejectReason:
+def _reason(reasons: dict[tuple[str, str, str], RejectReason], row: dict[str, Any]) -> RejectReason:
     key = row["consumer_group"], row["stage"], kind_of(row["error"])
-    return found.setdefault(key, RejectReason(*key))
+    return reasons.setdefault(key, RejectReason(*key))
 
 
 def _examples(part: pa.Table, row: dict[str, Any], most: int) -> Iterator[RejectExample]:
     same = pc.and_(pc.equal(part["error"], row["error"]), pc.equal(part["stage"], row["stage"]))
     same = pc.and_(same, pc.equal(part["consumer_group"], row["consumer_group"]))
-    for one in part.filter(same).slice(0, most).to_pylist():
-        topic, partition, offset = (one[name] for name in COORDINATES)
-        yield RejectExample(topic, partition, offset, one["error"], one["value"], one["run_id"])
+    for record in part.filter(same).slice(0, most).to_pylist():
+        topic, partition, offset = (record[name] for name in COORDINATES)
+        yield RejectExample(topic, partition, offset, record["error"], record["value"], record["run_id"])

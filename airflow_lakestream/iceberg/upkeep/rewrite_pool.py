@@ -70,26 +70,27 @@ class PooledRewriting:
         Raises RewriteInterrupted after the last group that was written when the caller asked to end, RewriterDied,
         and the errors of a process.
         """
-        outline, left = IcebergOutline("", rewriter.metadata, rewriter.io).without_history(), [*reversed(groups)]
+        outline, waiting = IcebergOutline("", rewriter.metadata, rewriter.io).without_history(), [*reversed(groups)]
         try:
-            while (left or self.busy) and not self.errors and not rewriter.is_over():
+            while (waiting or self.busy) and not self.errors and not rewriter.is_over():
                 for number in range(len(self.children)):
-                    if left and number not in self.busy:
-                        group = left.pop()
+                    if waiting and number not in self.busy:
+                        group = waiting.pop()
                         self._send(number, RewriteOrder(outline, rewriter.order, group, rewriter.paths(group)))
                 self._receive(STOP_INTERVAL)
-                yield from self._taken()
+                yield from self._written()
             if self.errors:
                 raise self.errors[0]
-            if left or self.busy:
+            if waiting or self.busy:
                 self._stop()
-                yield from self._taken()
+                yield from self._written()
                 raise RewriteInterrupted
         finally:
             self._stop()
-            delete_files(rewriter.io, [file.file_path for one in self.done for file in one.new])
+            delete_files(rewriter.io, [file.file_path for rewritten in self.done for file in rewritten.new])
 
-    def _taken(self) -> Iterator[RewrittenGroup]:
+    def _written(self) -> Iterator[RewrittenGroup]:
+        """Yield the groups in `done`, and forget them."""
         while self.done:
             yield self.done.pop()
 
@@ -157,6 +158,7 @@ class RewriterProcess:
         return rewriter.rewrite(order.group, order.paths).new
 
     def _hear(self, message: object) -> bool:
+        """Note a stop, in the listening thread; return whether the message was a stop, and not an order."""
         if isinstance(message, RewriteOrder):
             self._stop = threading.Event()
             return False

@@ -27,7 +27,7 @@ def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
 
     Each column has the numbers of all such row groups.
     """
-    found: dict[int, list[int]] = {}
+    groups_by_column: dict[int, list[int]] = {}
     for group in range(footer.num_row_groups):
         for column in range(footer.num_columns):
             chunk = footer.row_group(group).column(column)
@@ -35,8 +35,8 @@ def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
             if statistics is not None and statistics.has_min_max:
                 continue
             if statistics is None or not statistics.has_null_count or statistics.null_count < chunk.num_values:
-                found.setdefault(column, []).append(group)
-    return found
+                groups_by_column.setdefault(column, []).append(group)
+    return groups_by_column
 
 
 def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozenset[int]:
@@ -54,14 +54,14 @@ def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozens
             return frozenset()
         schema = pyarrow_to_schema(parquet.schema_arrow, names, downcast_ns_timestamp_to_us=True)
         ids = parquet_path_to_id_mapping(schema)
-        found = set()
+        narrow = set()
         for column, groups in lacking.items():
-            number = ids.get(parquet.schema.column(column).path)
-            if number in bounds and isinstance(schema.find_type(number), _BY_BYTES):
-                low, high = (ends.get(number) for ends in (file.lower_bounds or {}, file.upper_bounds or {}))
+            field_id = ids.get(parquet.schema.column(column).path)
+            if field_id in bounds and isinstance(schema.find_type(field_id), _BY_BYTES):
+                low, high = (ends.get(field_id) for ends in (file.lower_bounds or {}, file.upper_bounds or {}))
                 if any(_is_beyond(parquet, column, group, low, high) for group in groups):
-                    found.add(number)
-        return frozenset(found)
+                    narrow.add(field_id)
+        return frozenset(narrow)
 
 
 def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | None, high: bytes | None) -> bool:
@@ -86,9 +86,9 @@ def without_bounds(file: DataFile, columns: frozenset[int]) -> DataFile:
     values = {field.name: getattr(file, field.name) for field in _DATA_FILE.fields}
     for name in ("lower_bounds", "upper_bounds"):
         values[name] = _without(values[name], columns)
-    found = DataFile.from_args(**values)
-    found.spec_id = file.spec_id
-    return found
+    copy = DataFile.from_args(**values)
+    copy.spec_id = file.spec_id
+    return copy
 
 
 def _without(bounds: Mapping[int, bytes] | None, columns: frozenset[int]) -> dict[int, bytes] | None:

@@ -18,18 +18,20 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
     InvalidArgument also refuses rows with a column that the table lacks. A column in the types of `arrow_schema` is
     not copied. Any other column is cast to PyIceberg's large types, which hold all strings of other engines.
     """
-    known = {field.name for field in schema.fields}
-    strangers = [name for name in rows.column_names if name not in known]
+    names = {field.name for field in schema.fields}
+    strangers = [name for name in rows.column_names if name not in names]
     if strangers:
         raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, strangers))}.")
-    given = {field.name: field for field in fields_from_arrow(rows.schema, "rows")}
+    given_fields = {field.name: field for field in fields_from_arrow(rows.schema, "rows")}
     plain, large = arrow_schema_with_ids(schema), arrow_schema_with_ids(schema, large=True)
     columns, fields = [], []
-    for at, field in enumerate(schema.fields):
-        if field.name not in given:
-            column, target = pa.chunked_array([pa.nulls(rows.num_rows, plain.field(at).type)]), plain.field(at)
+    for position, field in enumerate(schema.fields):
+        if field.name not in given_fields:
+            target = plain.field(position)
+            column = pa.chunked_array([pa.nulls(rows.num_rows, target.type)])
         else:
-            column, target = _cast(rows.column(field.name), given[field.name], field, plain.field(at), large.field(at))
+            targets = plain.field(position), large.field(position)
+            column, target = _cast(rows.column(field.name), given_fields[field.name], field, *targets)
         columns.append(with_required(column, target))
         fields.append(target)
     # The ids come with the schema, not with a cast: to Arrow, types that differ in metadata only are equal.
@@ -37,7 +39,7 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 def _cast(
-    column: pa.ChunkedArray, given: NestedField, wanted: NestedField, plain: pa.Field, large: pa.Field
+    column: pa.ChunkedArray, source: NestedField, target: NestedField, plain: pa.Field, large: pa.Field
 ) -> tuple[pa.ChunkedArray, pa.Field]:
     """Return a column in a type of the table's field, with the Arrow field of that type. Raises InvalidArgument.
 
@@ -47,12 +49,12 @@ def _cast(
     if column.type == plain.type:
         return column, plain
     # Arrow's cast alone would parse strings, and drop members of a struct that the target lacks.
-    if not fits(given.field_type, wanted.field_type):
+    if not fits(source.field_type, target.field_type):
         problem = (
-            f"column {wanted.name!r} is {type_text(given.field_type)}, in the table {type_text(wanted.field_type)}."
+            f"column {target.name!r} is {type_text(source.field_type)}, in the table {type_text(target.field_type)}."
         )
         raise InvalidArgument("rows", problem)
     try:
         return column.cast(all_optional(large.type)), large
     except pa.ArrowInvalid as error:
-        raise InvalidArgument("rows", f"column {wanted.name!r}: {error}") from error
+        raise InvalidArgument("rows", f"column {target.name!r}: {error}") from error

@@ -26,7 +26,7 @@ from airflow_lakestream.tables.rising import distinct
 
 Positions = npt.NDArray[np.int64]
 NONE_DELETED: Positions = np.zeros(0, np.int64)
-# Reserved by the specification.
+# The ids of a position delete file's fields, reserved by Iceberg's specification.
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
 _SCHEMA = pa.schema(
     [
@@ -49,8 +49,8 @@ def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
     if not task.delete_files:
         return NONE_DELETED
     # A private function of PyIceberg, which has no other way to read delete files.
-    found = _read_all_delete_files(io, [task]).get(task.file.file_path, [])
-    parts = [chunk.to_numpy().astype(np.int64) for column in found for chunk in column.chunks]
+    columns = _read_all_delete_files(io, [task]).get(task.file.file_path, [])
+    parts = [chunk.to_numpy().astype(np.int64) for column in columns for chunk in column.chunks]
     return distinct(np.concatenate([NONE_DELETED, *parts]))
 
 
@@ -77,21 +77,22 @@ def delete_rows(
     The file has the positions of the own delete files and of the further rows to delete. Positions in shared delete
     files are left out, since the shared files stay.
 
-    :param numbers: of the rows to delete, rising, counted among the live rows.
+    :param numbers: the numbers of the rows to delete, rising, counted among the live rows.
     :param folder: folder of the table's data for the file.
     """
-    gone = deleted_positions(io, task)
+    deleted = deleted_positions(io, task)
     # The number of live rows ahead of each deleted row.
-    ahead = gone - np.arange(len(gone))
+    ahead = deleted - np.arange(len(deleted))
     # A live row's position is its number, moved by the deleted rows ahead of it.
     new = numbers + np.searchsorted(ahead, numbers, side="right")
     foreign = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
     # The positions deleted by own delete files only, and the new ones.
-    positions = distinct(np.concatenate([np.setdiff1d(gone, foreign, assume_unique=True), new]))
+    positions = distinct(np.concatenate([np.setdiff1d(deleted, foreign, assume_unique=True), new]))
     return _write(io, task.file, positions, locations(metadata, folder))
 
 
 def _write(io: FileIO, file: DataFile, positions: Positions, places: LocationProvider) -> DataFile:
+    """Write a delete file with these positions of a data file, and return the new file."""
     path, place = file.file_path.encode(), places.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path]).cast(pa.string())
     output = io.new_output(place)

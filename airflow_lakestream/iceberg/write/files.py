@@ -98,7 +98,7 @@ class _FilePartition(PartitionKey):
 
     @cached_property
     def partition(self) -> Record:
-        return Record(*(one.value for one in self.field_values))
+        return Record(*(field_value.value for field_value in self.field_values))
 
 
 def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> PartitionKey:
@@ -113,7 +113,7 @@ def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> Part
 def partition_key(metadata: TableMetadata, spec_id: int, partition: Record) -> PartitionKey | None:
     """Return the partition of a file of any of the table's specs, or None without partitions."""
     spec = metadata.specs()[spec_id]
-    values = [PartitionFieldValue(field, partition[at]) for at, field in enumerate(spec.fields)]
+    values = [PartitionFieldValue(field, partition[position]) for position, field in enumerate(spec.fields)]
     return _FilePartition(values, spec, metadata.schema()) if values else None
 
 
@@ -138,7 +138,7 @@ def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> 
 def _transformed(
     rows: pa.Table, schema: Schema, field: PartitionField | SortField, other: Transform[Any, Any] | None = None
 ) -> pa.Array:
-    # `other` takes the place of the field's own transform.
+    """Return the values of a partition or sort field; `other` takes the place of the field's own transform."""
     transform: Transform[Any, Any] = other or field.transform
     if isinstance(transform, VoidTransform):
         # Its column may have been dropped.
@@ -156,26 +156,29 @@ def column_of(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 
 
 def _column(rows: pa.Table, schema: Schema, field_id: int) -> tuple[pa.ChunkedArray, IcebergType]:
+    """Return the values of a column outside of lists and maps, and the column's type in the table."""
     names, field = _find(schema.as_struct(), field_id)
     column = rows.column(names[0])
     return (pc.struct_field(column, names[1:]) if len(names) > 1 else column), field.field_type
 
 
 def _stored(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return the values as a single array, without Arrow's extension types."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     return values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
+    """Return the names on the way to a field, and the field; without names, the struct lacks the field."""
     for field in struct.fields:
         if field.field_id == field_id:
             return [field.name], field
         if isinstance(field.field_type, StructType):
-            names, found = _find(field.field_type, field_id)
+            names, inner = _find(field.field_type, field_id)
             if names:
-                return [field.name, *names], found
-    # The field is not in this struct; the second value has no meaning then.
+                return [field.name, *names], inner
+    # Without names, the second value has no meaning.
     return [], struct.fields[0]
 
 
@@ -195,6 +198,7 @@ def sort_keys(rows: pa.Table, schema: Schema, order: SortOrder) -> list[tuple[pa
 
 
 def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tuple[pa.Array, str]]:
+    """Yield the keys of a sort field: ranks for nulls and NaNs, if there are any, and the values."""
     column = _transformed(rows, schema, field)
     descending = field.direction is SortDirection.DESC
     has_nan = arrow.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()
@@ -213,7 +217,7 @@ def sorted_positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
     """Return the positions of rows in the order of the keys, equal rows in their own order, or None without keys."""
     if not keys:
         return None
-    names = [str(at) for at in range(len(keys))]
+    names = [str(number) for number in range(len(keys))]
     table = pa.table([column for column, _ in keys], names=names)
     return pc.sort_indices(table, sort_keys=[(name, order) for name, (_, order) in zip(names, keys, strict=True)])
 
@@ -244,8 +248,8 @@ def write_data_files(
     numbers = itertools.count() if counter is None else counter
     places = locations(metadata, folder)
     plans = [
-        _FileWrite(metadata, io, piece, new_path(places, piece.partition, prefix, next(numbers)))
-        for piece in rows_by_partition(metadata, conform(rows, metadata.schema()))
+        _FileWrite(metadata, io, file_rows, new_path(places, file_rows.partition, prefix, next(numbers)))
+        for file_rows in rows_by_partition(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
         return _write_alone(plans[0])
@@ -259,15 +263,15 @@ def data_folder(metadata: TableMetadata, folder: str) -> str:
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> list[str]:
     """Delete files if possible; return the paths possibly left. Never raises."""
-    left = []
+    undeleted = []
     for path in paths:
         try:
             io.delete(path)
         except FileNotFoundError:
             continue
         except Exception:  # noqa: BLE001  Runs while another error is on its way, which must not be hidden.
-            left.append(path)
-    return left
+            undeleted.append(path)
+    return undeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,14 +370,14 @@ def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
 
     :param since: sequence number above which snapshots are read; default: all snapshots.
     """
-    left, found = set(paths), set[str]()
+    remaining, referenced_paths = set(paths), set[str]()
     for manifest in _manifests(table, since):
-        if not left:
+        if not remaining:
             break
-        here = {entry.data_file.file_path for entry in live_entries_of(table.io, manifest)}
-        found |= left & here
-        left -= here
-    return found
+        paths_here = {entry.data_file.file_path for entry in live_entries_of(table.io, manifest)}
+        referenced_paths |= remaining & paths_here
+        remaining -= paths_here
+    return referenced_paths
 
 
 def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
@@ -382,18 +386,18 @@ def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
     For folders to which no process writes any more. Returns the numbers of deleted files and of files possibly left.
     Raises CannotList, and the file system's errors.
     """
-    there = set(list_files(table.io, folder))
-    orphans = there - referenced(table, there)
-    left = delete_files(table.io, sorted(orphans))
-    return len(orphans) - len(left), len(left)
+    paths = set(list_files(table.io, folder))
+    orphans = paths - referenced(table, paths)
+    undeleted = delete_files(table.io, sorted(orphans))
+    return len(orphans) - len(undeleted), len(undeleted)
 
 
 def _manifests(table: Table, since: int) -> Iterator[ManifestFile]:
     """Yield each manifest written above a sequence number once, newest snapshots first."""
-    seen = set[str]()
+    yielded_paths = set[str]()
     snapshots = [s for s in table.snapshots() if (s.sequence_number or 0) > since]
     for snapshot in sorted(snapshots, key=lambda s: s.sequence_number or 0, reverse=True):
         for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen and (manifest.sequence_number or 0) > since:
-                seen.add(manifest.manifest_path)
+            if manifest.manifest_path not in yielded_paths and (manifest.sequence_number or 0) > since:
+                yielded_paths.add(manifest.manifest_path)
                 yield manifest

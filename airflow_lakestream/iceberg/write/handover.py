@@ -28,6 +28,7 @@ from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 
+# Attributes of a data file: values of JSON, numbers by column, and bytes by column.
 _PLAIN = ("file_path", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
@@ -115,8 +116,8 @@ def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> st
         return "the table's schema was changed since they were written"
     if handed["spec_id"] != metadata.default_spec_id:
         return "the table's partition spec was changed since they were written"
-    gone = _gone(io, [item["file_path"] for item in handed["files"]])
-    return f"they are gone, such as {gone[0]}" if gone else None
+    missing = _gone(io, [item["file_path"] for item in handed["files"]])
+    return f"they are gone, such as {missing[0]}" if missing else None
 
 
 def _fingerprint(schema: Schema) -> str:
@@ -126,14 +127,14 @@ def _fingerprint(schema: Schema) -> str:
 
 
 def _gone(io: FileIO, paths: Sequence[str]) -> list[str]:
-    # An earlier try of the commit may have swept them; a table must never refer to missing files.
-    there = ExecutorFactory.get_or_create().map(lambda path: io.new_input(path).exists(), paths)
-    return [path for path, exists in zip(paths, there, strict=True) if not exists]
+    """Return the paths of missing files: an earlier try of the commit may have swept these."""
+    answers = ExecutorFactory.get_or_create().map(lambda path: io.new_input(path).exists(), paths)
+    return [path for path, exists in zip(paths, answers, strict=True) if not exists]
 
 
 def _encode(file: DataFile) -> dict[str, Any]:
     return {
-        "partition": [_value_to_json(file.partition[at]) for at in range(len(file.partition))],
+        "partition": [_value_to_json(file.partition[position]) for position in range(len(file.partition))],
         **{name: getattr(file, name) for name in _PLAIN},
         **{name: _by_column(getattr(file, name), int) for name in _COUNTS},
         **{name: _by_column(getattr(file, name), _text) for name in _BOUNDS},

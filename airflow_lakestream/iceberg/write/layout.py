@@ -62,6 +62,7 @@ _SIZE_LAST = re.compile(r"(?P<column>.*),\s*(?P<size>\d+)", re.DOTALL)
 _DIRECTION = re.compile(
     r"(?P<term>.*?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
 )
+# A comma between two terms: outside of quotes and parentheses.
 _SPLIT = re.compile(r""",(?=(?:[^"`]|"[^"]*"|`[^`]*`)*\Z)(?![^()]*\))""")
 
 _REMEDY = "Leave the argument out to keep the table's own, or evolve the table."
@@ -85,10 +86,10 @@ class LayoutTerm:
 def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> PartitionSpec:
     """Return the spec for `partition_by`, with fields named like Spark's and PyIceberg's. Raises InvalidArgument."""
     fields: list[PartitionField] = []
-    taken = set(schema.column_names)
+    names = set(schema.column_names)
     for term in _partition_terms(schema, partition_by, is_new=True):
-        name = _partition_name(term, taken)
-        taken.add(name)
+        name = _partition_name(term, names)
+        names.add(name)
         fields.append(PartitionField(term.source_id, PARTITION_FIELD_ID_START + len(fields), term.transform, name))
     spec = PartitionSpec(*fields)
     check_names(spec)
@@ -96,14 +97,11 @@ def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> 
 
 
 def check_names(spec: PartitionSpec, table: str = "the table") -> None:
-    """Refuse partition fields with the same name in Avro, the format of manifests.
-
-    Raises InvalidArgument.
-    """
-    seen: dict[str, str] = {}
+    """Refuse partition fields with the same name in Avro, the format of manifests. Raises InvalidArgument."""
+    field_by_name: dict[str, str] = {}
     for field in spec.fields:
         for name in _names_in_avro(field.name):
-            if (other := seen.setdefault(name, field.name)) != field.name:
+            if (other := field_by_name.setdefault(name, field.name)) != field.name:
                 raise InvalidArgument(
                     "partition_by",
                     f"{table}: the partitions {other!r} and {field.name!r} are both {name!r} in Avro, in which "
@@ -142,7 +140,7 @@ def check_fields(table: Table) -> None:
 def _names_in_avro(name: str) -> set[str]:
     """Return a name as written by PyIceberg and by Java, with some characters split in two by Java."""
     units = name.encode("utf-16-be", "surrogatepass")
-    in_java = "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
+    in_java = "".join(chr(int.from_bytes(units[start : start + 2], "big")) for start in range(0, len(units), 2))
     return {make_compatible_name(name), make_compatible_name(in_java)}
 
 
@@ -165,10 +163,10 @@ def check_layout(
     schema = table.schema()
     name = ".".join(table.name())
     if partition_by is not None:
-        asked = [term.key for term in _partition_terms(schema, partition_by)]
-        held = [(f.source_id, f.transform) for f in table.spec().fields if not isinstance(f.transform, VoidTransform)]
-        if sorted(asked) != sorted((source_id, str(transform)) for source_id, transform in held):
-            there = ", ".join(_term_text(schema, source_id, transform) for source_id, transform in held)
+        wanted_keys = [term.key for term in _partition_terms(schema, partition_by)]
+        terms = [(f.source_id, f.transform) for f in table.spec().fields if not isinstance(f.transform, VoidTransform)]
+        if sorted(wanted_keys) != sorted((source_id, str(transform)) for source_id, transform in terms):
+            there = ", ".join(_term_text(schema, source_id, transform) for source_id, transform in terms)
             wanted = ", ".join(_items(partition_by)) or "nothing"
             raise InvalidArgument(
                 "partition_by", f"{wanted} asked for; {name} is partitioned by {there or 'nothing'}.", _REMEDY
@@ -182,6 +180,7 @@ def check_layout(
 
 
 def _items(value: Sequence[str] | str | None) -> list[str]:
+    """Return the texts of the terms in an argument, given as a list or as one text with commas."""
     parts: Iterable[str] = _SPLIT.split(value) if isinstance(value, str) else value or ()
     return [part.strip() for part in parts if part.strip() or not isinstance(value, str)]
 
@@ -215,17 +214,18 @@ def _refuse_repeated(term: LayoutTerm, earlier: list[LayoutTerm], text: str, *, 
 
 
 def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[SortField]:
+    """Return the fields of a sort order. Raises InvalidArgument."""
     fields: list[SortField] = []
-    seen: set[tuple[int, str]] = set()
+    keys: set[tuple[int, str]] = set()
     for text in _items(sort_by):
         match = _DIRECTION.fullmatch(text)
         assert match is not None
         # A column may have a name such as "a desc": then the text has no direction.
         plain = text in schema.column_names
         term = _term(schema, text if plain else match["term"], "sort_order")
-        if term.key in seen:
+        if term.key in keys:
             raise InvalidArgument("sort_order", f"{text!r} is there twice.", "Remove one.")
-        seen.add(term.key)
+        keys.add(term.key)
         descending = not plain and (match["direction"] or "").lower() == "desc"
         nulls = "" if plain else (match["nulls"] or "").lower()
         fields.append(
@@ -240,6 +240,7 @@ def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[So
 
 
 def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
+    """Parse a term such as `bucket(16, user_id)`, or a column's name. Raises InvalidArgument."""
     # A column may have a name such as "day(ts)": then the text is not a transform.
     call = None if text in schema.column_names else _CALL.fullmatch(text)
     if call is None:
@@ -259,6 +260,10 @@ def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
 
 
 def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> LayoutTerm:
+    """Return the term of a transform and a column of the schema. Raises InvalidArgument.
+
+    :param text: the whole term, for the error.
+    """
     # A name in double quotes or backticks.
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])
@@ -289,7 +294,7 @@ def _time_remedy(column: str, kind: IcebergType) -> str:
 def _unit_of_a_time(schema: Schema, column: str) -> str:
     """Return a hint for a missing column with the name of a unit of time, or an empty text."""
     unit = UNITS.get(column.lower())
-    times = [one.name for one in schema.fields if isinstance(one.field_type, TimestampType | TimestamptzType)]
+    times = [field.name for field in schema.fields if isinstance(field.field_type, TimestampType | TimestamptzType)]
     own = [name for name in times if not name.startswith("_")] or times
     return f"Write {unit}({own[0]}): it makes partitions of its {unit}s." if unit and own else ""
 
@@ -302,12 +307,12 @@ def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, N
             yield from _single_columns(field.field_type, f"{path}{field.name}.")
 
 
-def _partition_name(term: LayoutTerm, taken: set[str]) -> str:
+def _partition_name(term: LayoutTerm, names: set[str]) -> str:
     word = str(term.transform).replace("truncate", "trunc").replace("[", "_").rstrip("]")
     if word == "identity":
         return term.column
     name, number = f"{term.column}_{word}", 2
-    while name in taken:
+    while name in names:
         name, number = f"{term.column}_{word}_{number}", number + 1
     return name
 

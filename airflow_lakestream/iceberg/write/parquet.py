@@ -66,7 +66,9 @@ class _CountOnlyFile(OutputFile):
 
 
 _NO_METRICS = MetricsMode(MetricModeTypes.NONE)
+# The first of UTF-16's surrogates, which are not characters, and the first character behind them.
 _SURROGATES, _BEHIND_SURROGATES = 0xD800, 0xE000
+# Prefixes of table properties that are ignored here.
 _NOT_DONE = (
     TableProperties.PARQUET_ROW_GROUP_SIZE_BYTES,
     TableProperties.PARQUET_BLOOM_FILTER_MAX_BYTES,
@@ -84,7 +86,8 @@ class ParquetDataFile:
         if ignored := [name for name in properties if name.startswith(_NOT_DONE)]:
             warnings.warn(f"Parquet files are written without what {', '.join(ignored)} asks for.", stacklevel=2)
         self._schema, self._properties, self._paths = schema, dict(properties), parquet_path_to_id_mapping(schema)
-        self._without = {path for path, one in self._paths.items() if isinstance(schema.find_type(one), UUIDType)}
+        # Paths of columns without statistics: see `_options`.
+        self._without = {path for path, number in self._paths.items() if isinstance(schema.find_type(number), UUIDType)}
         self.most_rows = row_group_rows(properties)
         self.types = first.schema
         self._stream = output.create(overwrite=True)
@@ -110,15 +113,13 @@ class ParquetDataFile:
 
     def statistics(self) -> DataFileStatistics:
         """Return the closed file's statistics for a manifest."""
-        footer, plan = (
-            self._writer.writer.metadata,
-            compute_statistics_plan(self._schema, with_known_modes(self._properties)),
-        )
+        footer = self._writer.writer.metadata
+        plan = compute_statistics_plan(self._schema, with_known_modes(self._properties))
+        for path in self._without:
+            field_id = self._paths[path]
+            plan[field_id] = replace(plan[field_id], mode=_NO_METRICS)
         statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=footer,
-            stats_columns=plan
-            | {self._paths[one]: replace(plan[self._paths[one]], mode=_NO_METRICS) for one in self._without},
-            parquet_column_mapping=self._paths,
+            parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=self._paths
         )
         for column in unbounded(footer):
             # PyIceberg joins the bounds of the other row groups.
@@ -161,6 +162,12 @@ def upper_bound(text: str, length: int) -> str | None:
 def _options(
     properties: dict[str, str], rows: pa.Table, paths: Iterable[str], without: Collection[str]
 ) -> dict[str, Any]:
+    """Return the options of Arrow's writer.
+
+    :param rows: rows of the usual size.
+    :param paths: the paths of all columns.
+    :param without: the paths of columns without statistics.
+    """
     codec, level = codec_of(properties)
     page_size = _number(properties, "PARQUET_PAGE_SIZE_BYTES", TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT)
     # The size of a page is checked after this many rows: 20,000 values of 1 MiB would be one page of 20 GiB.

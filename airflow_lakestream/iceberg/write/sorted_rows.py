@@ -13,7 +13,7 @@ from pyiceberg.table.sorting import SortOrder
 
 from airflow_lakestream.iceberg.write.files import sort_keys, sorted_positions
 
-# Bytes of rows that are sorted in memory.
+# Bytes of rows that are sorted in memory, and make a run.
 RUN_BYTES = 64 * 2**20
 # Bytes of rows of a run that are in memory while runs are merged.
 BATCH_BYTES = 2**20
@@ -25,19 +25,19 @@ def sorted_rows(
     """Yield the rows in the order, equal rows in the order given. All parts have the same columns."""
     with ExitStack() as files:
         runs = list[_SortedRun]()
-        held, size = list[pa.Table](), 0
+        collected, size = list[pa.Table](), 0
         for part in parts:
-            held.append(part)
+            collected.append(part)
             size += part.nbytes
             if size >= run_bytes:
-                runs.append(_SortedRun(files.enter_context(TemporaryFile()), _sorted(held, schema, order)))
-                held, size = [], 0
+                runs.append(_SortedRun(files.enter_context(TemporaryFile()), _sorted(collected, schema, order)))
+                collected, size = [], 0
         if not runs:
-            if held:
-                yield _sorted(held, schema, order)
+            if collected:
+                yield _sorted(collected, schema, order)
             return
-        if held:
-            runs.append(_SortedRun(files.enter_context(TemporaryFile()), _sorted(held, schema, order)))
+        if collected:
+            runs.append(_SortedRun(files.enter_context(TemporaryFile()), _sorted(collected, schema, order)))
         yield from _merged(runs, schema, order)
 
 
@@ -61,30 +61,32 @@ class _SortedRun:
 
 
 def _merged(runs: list[_SortedRun], schema: Schema, order: SortOrder) -> Iterator[pa.Table]:
-    while runs := [one for one in runs if one.rows is not None]:
-        batches = [one.rows for one in runs if one.rows is not None]
-        # The lowest of the batches' last rows: up to it, all rows are in memory. Batches that begin above it wait.
+    """Yield the rows of all runs in the order, with a batch of each run in memory."""
+    while runs := [run for run in runs if run.rows is not None]:
+        batches = [run.rows for run in runs if run.rows is not None]
+        # The first and the last row of each batch: those of batch n have the numbers 2n and 2n + 1.
         ends = [end for rows in batches for end in (rows.slice(0, 1), rows.slice(rows.num_rows - 1))]
         positions = _positions(pa.concat_tables(ends), schema, order).to_pylist()
-        bound = next(rank for rank, at in enumerate(positions) if at % 2)
-        taking = sorted({at // 2 for at in positions[: bound + 1]})
+        # Up to the lowest of the last rows, all rows are in memory. Batches that begin above this row wait.
+        bound = next(rank for rank, number in enumerate(positions) if number % 2)
+        taking = sorted({number // 2 for number in positions[: bound + 1]})
         lowest = positions[bound] // 2
-        counts = [batches[at].num_rows for at in taking]
-        rows = pa.concat_tables([batches[at] for at in taking])
-        # The position, among these, of the lowest batch's last row.
+        counts = [batches[number].num_rows for number in taking]
+        rows = pa.concat_tables([batches[number] for number in taking])
+        # The position in `rows` of the lowest batch's last row.
         last = sum(counts[: taking.index(lowest) + 1]) - 1
         ranks = _positions(rows, schema, order).to_numpy()
         until = int((ranks == last).argmax()) + 1
         yield rows.take(pa.array(ranks[:until]))
         start = 0
-        for at, count in zip(taking, counts, strict=True):
+        for number, count in zip(taking, counts, strict=True):
             # A batch is sorted: its rows taken are its first ones.
-            taken = int(((ranks[:until] >= start) & (ranks[:until] < start + count)).sum())
+            used = int(((ranks[:until] >= start) & (ranks[:until] < start + count)).sum())
             start += count
-            if taken == count:
-                runs[at].advance()
+            if used == count:
+                runs[number].advance()
             else:
-                runs[at].rows = batches[at].slice(taken)
+                runs[number].rows = batches[number].slice(used)
 
 
 def _sorted(parts: list[pa.Table], schema: Schema, order: SortOrder) -> pa.Table:
@@ -93,6 +95,6 @@ def _sorted(parts: list[pa.Table], schema: Schema, order: SortOrder) -> pa.Table
 
 
 def _positions(rows: pa.Table, schema: Schema, order: SortOrder) -> pa.Array:
-    found = sorted_positions(sort_keys(rows, schema, order))
-    assert found is not None, "the order has fields"
-    return found
+    positions = sorted_positions(sort_keys(rows, schema, order))
+    assert positions is not None, "the order has fields"
+    return positions

@@ -24,8 +24,8 @@ def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
 
     Unknown columns are left out. An error of writing that no row causes is raised.
     """
-    known = {field.name for field in metadata.schema().fields}
-    return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_write, metadata))
+    names = {field.name for field in metadata.schema().fields}
+    return culprits(rows.select([name for name in rows.column_names if name in names]), partial(_write, metadata))
 
 
 def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
@@ -41,6 +41,7 @@ def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
 
 
 def _prove(metadata: TableMetadata) -> None:
+    """Write a row and its manifest on trial. Raises an error of writing."""
     columns = arrow_schema(metadata.schema())
     # Without columns, no row can be tried.
     if not len(columns):
@@ -48,14 +49,15 @@ def _prove(metadata: TableMetadata) -> None:
     files = _write(metadata, one_row(columns))
     codec: Any = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     spec, output = with_optional_values(metadata.spec()), TrialFileIO().new_output("")
-    made = write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec)
-    name_types_uniquely(made)
-    with made as writer:
+    manifest = write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec)
+    name_types_uniquely(manifest)
+    with manifest as writer:
         for file in files:
             writer.add_entry(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
 
 
 def _write(metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
+    """Write rows on trial; return the files' descriptions, empty without rows. Raises an error of writing."""
     if rows.num_rows:
         return write_data_files(metadata, TrialFileIO(), rows, "")
     check_file_format(metadata.properties)
