@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# The most frequent kinds of reasons that a run keeps, and the examples kept of each.
+# Limits of what a run keeps: the most frequent kinds of reasons, the examples of each, and the likely causes.
 MOST_KINDS = 5
 MOST_EXAMPLES = 2
 MOST_CAUSES = 5
@@ -94,12 +94,12 @@ class BadRecords:
 
 def _most_frequent(kinds: Iterable[ReasonKind]) -> tuple[ReasonKind, ...]:
     """Return the `MOST_KINDS` most frequent kinds, each once, the most frequent first."""
-    found: dict[tuple[str, str], ReasonKind] = {}
+    by_key: dict[tuple[str, str], ReasonKind] = {}
     for kind in kinds:
         key = kind.stage, kind.reason
-        known = found.get(key, ReasonKind(*key, 0))
-        found[key] = ReasonKind(*key, known.count + kind.count, (*known.examples, *kind.examples)[:MOST_EXAMPLES])
-    return tuple(sorted(found.values(), key=lambda kind: -kind.count)[:MOST_KINDS])
+        earlier = by_key.get(key, ReasonKind(*key, 0))
+        by_key[key] = ReasonKind(*key, earlier.count + kind.count, (*earlier.examples, *kind.examples)[:MOST_EXAMPLES])
+    return tuple(sorted(by_key.values(), key=lambda kind: -kind.count)[:MOST_KINDS])
 
 
 class TooManyRejected(LakestreamError, Terminal):

@@ -33,6 +33,7 @@ from airflow_lakestream.core.source_types import SourceType, read_types
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 VERSION = 1
+# Keys of a snapshot's summary.
 SUMMARY_VERSION = "lakestream.version"
 SUMMARY_GROUP = "lakestream.group"
 SUMMARY_LANDING_ID = "lakestream.landing-id"
@@ -168,9 +169,7 @@ def encode_property(value: LedgerProperty) -> str:
                 **_columns_to_json(entry.landing),
             }
         journal.append(item)
-    return _dump(
-        {"version": VERSION, "base": value.base_id, **_ledger_to_json(value.base), "journal": journal},
-    )
+    return _dump({"version": VERSION, "base": value.base_id, **_ledger_to_json(value.base), "journal": journal})
 
 
 @functools.lru_cache(maxsize=16)
@@ -218,10 +217,7 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
 
 
 def encode_ranges(ranges: RangeSet, topic: str) -> str:
-    """Return the text of a topic's ranges: `partition:gap+width,gap+width;...`.
-
-    Raises ValueError for ranges of another topic.
-    """
+    """Return the text of a topic's ranges, `partition:gap+width,gap+width;...`. Raises ValueError for another topic."""
     texts = {}
     for name, partition in ranges.partitions:
         if name != topic:
@@ -241,20 +237,21 @@ def decode_ranges(text: str, topic: str) -> RangeSet:
 
 
 def _encode_intervals(intervals: Iterable[Interval]) -> str:
-    at, steps = 0, []
+    """Return sorted intervals as text: for each, the gap after the interval before, and the width."""
+    position, steps = 0, []
     for start, end in intervals:
-        steps.append(f"{start - at}+{end - start}")
-        at = end
+        steps.append(f"{start - position}+{end - start}")
+        position = end
     return ",".join(steps)
 
 
 def _decode_intervals(text: str) -> tuple[Interval, ...]:
-    at, intervals = 0, []
+    position, intervals = 0, []
     for step in filter(None, text.split(",")):
         gap, _, width = step.partition("+")
-        start = at + int(gap)
-        at = start + int(width)
-        intervals.append((start, at))
+        start = position + int(gap)
+        position = start + int(width)
+        intervals.append((start, position))
     return tuple(intervals)
 
 
@@ -266,7 +263,7 @@ def _encode_counts(landing: Landing) -> dict[str, str]:
     texts = []
     for identity in sorted(landing.topics):
         counts = landing.by_partition.get(identity, {})
-        texts.append(_by_partition_to_text({p: ",".join(map(str, astuple(one))) for p, one in counts.items()}))
+        texts.append(_by_partition_to_text({p: ",".join(map(str, astuple(c))) for p, c in counts.items()}))
     text = "|".join(texts)
     return {SUMMARY_COUNTS: text} if any(texts) and len(text) <= PLAIN_CHARACTERS else {}
 
@@ -275,15 +272,16 @@ def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIden
     if not text:
         return {}
     return {
-        identity: {p: Counts(*map(int, one.split(","))) for p, one in _texts_by_partition(part)}
-        for identity, part in zip(sorted(topics), text.split("|"), strict=True)
+        identity: {p: Counts(*map(int, numbers.split(","))) for p, numbers in _texts_by_partition(topic_text)}
+        for identity, topic_text in zip(sorted(topics), text.split("|"), strict=True)
     }
 
 
 def _encode_bad(landing: Landing) -> dict[str, str]:
     """Return the key with the number of bad records, or an empty dict if unknown or all were rejected."""
-    known = landing.bad is None or landing.bad.count == landing.counts.rejected
-    return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
+    if landing.bad is None or landing.bad.count == landing.counts.rejected:
+        return {}
+    return {SUMMARY_BAD: str(landing.bad.count)}
 
 
 def _encode_made(made: FunctionRows | None) -> dict[str, str]:
@@ -331,9 +329,10 @@ def _ledger_from_json(data: Mapping[str, Any], consumer_group: str) -> Ledger:
     return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted, **_columns_from_json(data))
 
 
-def _columns_to_json(of: Ledger | Landing) -> dict[str, str]:
-    filled = {"filled": _pack(_dump(sorted(of.filled)))} if of.filled else {}
-    return {**filled, **({"types": _types_to_text(of.types)} if of.types else {})}
+def _columns_to_json(source: Ledger | Landing) -> dict[str, str]:
+    """Return the filled columns, and the types of the source's columns; empty ones have no key."""
+    filled = {"filled": _pack(_dump(sorted(source.filled)))} if source.filled else {}
+    return {**filled, **({"types": _types_to_text(source.types)} if source.types else {})}
 
 
 def _columns_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,7 +341,7 @@ def _columns_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _types_to_text(types: Mapping[str, SourceType]) -> str:
-    return _pack(_dump({path: one.to_list() for path, one in sorted(types.items())}))
+    return _pack(_dump({path: source_type.to_list() for path, source_type in sorted(types.items())}))
 
 
 def _types_from_text(text: str) -> dict[str, SourceType]:
@@ -370,8 +369,8 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
         "streamed": None if entry.streamed is None else list(astuple(entry.streamed)),
         "adopted": encode_ranges(entry.adopted, identity.topic),
         "published": {
-            branch: [one.snapshot_id, one.sequence, _by_partition_to_text(one.ends)]
-            for branch, one in sorted(entry.published.items())
+            branch: [marker.snapshot_id, marker.sequence, _by_partition_to_text(marker.ends)]
+            for branch, marker in sorted(entry.published.items())
         },
         "unproven": encode_ranges(entry.unproven, identity.topic),
     }
@@ -416,6 +415,7 @@ def _by_partition_to_text(values: Mapping[int, object]) -> str:
 
 
 def _texts_by_partition(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each partition with its value from a text of `_by_partition_to_text`. Raises ValueError."""
     partition: int | None = None
     for part in filter(None, text.split(";")):
         number, colon, value = part.rpartition(":")

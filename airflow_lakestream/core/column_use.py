@@ -55,8 +55,8 @@ class ColumnUse:
 
     def __add__(self, later: ColumnUse) -> ColumnUse:
         foreign = dict(self.foreign)
-        for part, one in later.foreign.items():
-            foreign[part] = foreign[part] + one if part in foreign else one
+        for part, unmapped in later.foreign.items():
+            foreign[part] = foreign[part] + unmapped if part in foreign else unmapped
         return ColumnUse(
             self.columns | later.columns,
             self.filled | later.filled,
@@ -97,10 +97,11 @@ class ColumnUse:
     def from_dict(cls, data: Mapping[str, Any]) -> ColumnUse:
         """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
         foreign = {
-            part: UnmappedFields(int(n), tuple(fields), str(at)) for part, (n, fields, at) in data["foreign"].items()
+            part: UnmappedFields(int(count), tuple(fields), str(place))
+            for part, (count, fields, place) in data["foreign"].items()
         }
         columns, filled, placed = (frozenset(data[name]) for name in ("columns", "filled", "placed"))
-        types = {str(path): EventColumnType.from_dict(one) for path, one in data["types"].items()}
+        types = {str(path): EventColumnType.from_dict(item) for path, item in data["types"].items()}
         return cls(columns, filled, dict(data["near"]), placed, foreign, types)
 
 
@@ -138,6 +139,6 @@ def silent_texts(silent: Mapping[str, str]) -> list[str]:
     return [f"{name} (the records have a field {near!r})" if near else name for name, near in silent.items()]
 
 
-def in_both(one: Mapping[str, str] | None, other: Mapping[str, str]) -> Mapping[str, str]:
+def in_both(first: Mapping[str, str] | None, later: Mapping[str, str]) -> Mapping[str, str]:
     """Return the columns silent in both landings; without a first landing, the columns of the second."""
-    return other if one is None else {name: near or one[name] for name, near in other.items() if name in one}
+    return later if first is None else {name: near or first[name] for name, near in later.items() if name in first}

@@ -74,15 +74,15 @@ def pending_snapshots(facts: TableFacts, cursor: EventCursor) -> PendingSnapshot
     cursor's snapshot has expired, these are the snapshots with a higher sequence number.
     """
     walk: list[SnapshotFacts] = []
-    known, floor = {cursor.snapshot_id}, cursor.sequence
-    at = _walk_back(facts, facts.head_id, walk, floor, known)
-    is_rolled_back = cursor.snapshot_id in facts.snapshots and at != cursor.snapshot_id
+    stop_ids, floor = {cursor.snapshot_id}, cursor.sequence
+    end_id = _walk_back(facts, facts.head_id, walk, floor, stop_ids)
+    is_rolled_back = cursor.snapshot_id in facts.snapshots and end_id != cursor.snapshot_id
     if is_rolled_back:
         # The cursor's snapshot is not an ancestor of the head: go on to the fork of both histories.
-        known, floor = _known_snapshots(facts, cursor.snapshot_id)
-        at = _walk_back(facts, at, walk, floor, known)
+        stop_ids, floor = _known_snapshots(facts, cursor.snapshot_id)
+        end_id = _walk_back(facts, end_id, walk, floor, stop_ids)
     # The walk ended without a snapshot: at the table's first snapshot, or before an expired snapshot.
-    ends_in_nothing = at is None or not (at in known or at in facts.snapshots)
+    ends_in_nothing = end_id is None or not (end_id in stop_ids or end_id in facts.snapshots)
     is_cut = bool(walk) and ends_in_nothing and walk[-1].sequence_number > floor + 1
     return PendingSnapshots(tuple(reversed(walk)), is_cut, leads_on=not is_rolled_back)
 
@@ -132,14 +132,14 @@ def _walk_back(
     The walk ends at a snapshot of `stop`, at a sequence number of `floor` or below, at a snapshot without metadata,
     or at None behind the first snapshot.
     """
-    at = start
-    while at is not None and at not in stop and at in facts.snapshots:
-        snapshot = facts.snapshots[at]
+    current_id = start
+    while current_id is not None and current_id not in stop and current_id in facts.snapshots:
+        snapshot = facts.snapshots[current_id]
         if snapshot.sequence_number <= floor:
             break
         walk.append(snapshot)
-        at = snapshot.parent_id
-    return at
+        current_id = snapshot.parent_id
+    return current_id
 
 
 def _known_snapshots(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
@@ -150,4 +150,4 @@ def _known_snapshots(facts: TableFacts, snapshot_id: int | None) -> tuple[set[in
     chain: list[SnapshotFacts] = []
     end = _walk_back(facts, snapshot_id, chain, 0, set())
     is_whole = end is None and chain[-1].sequence_number == 1
-    return {one.snapshot_id for one in chain}, 0 if is_whole else chain[-1].sequence_number
+    return {snapshot.snapshot_id for snapshot in chain}, 0 if is_whole else chain[-1].sequence_number

@@ -37,6 +37,7 @@ class PublicationMarker:
 
 # The noted landings that a ledger keeps until a run settles the notes of the reject table.
 MOST_NOTED = 64
+# The number of ids in `NotedLandings.marks`.
 MARKS = 8
 
 
@@ -365,22 +366,22 @@ class Ledger:
 
     def overlap(self, landing: Landing) -> RangeSet:
         """Return the offsets of `landing` already in this ledger; a commit requires an empty set."""
-        held = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
-        return union(held)
+        overlaps = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
+        return union(overlaps)
 
     def other_incarnations(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
         """Return further landed incarnations of a topic's name."""
-        return tuple(known for known in self.topics if known.topic == topic and known != identity)
+        return tuple(other for other in self.topics if other.topic == topic and other != identity)
 
 
-def add_counts(one: Mapping[int, Counts], other: Mapping[int, Counts]) -> dict[int, Counts]:
+def add_counts(first: Mapping[int, Counts], second: Mapping[int, Counts]) -> dict[int, Counts]:
     """Return the sum of counts by partition, in the order of the partitions."""
-    return {p: one.get(p, Counts()) + other.get(p, Counts()) for p in sorted({*one, *other})}
+    return {p: first.get(p, Counts()) + second.get(p, Counts()) for p in sorted({*first, *second})}
 
 
 def union(sets: Iterable[RangeSet]) -> RangeSet:
     """Return the union of any number of range sets."""
     total = RangeSet()
-    for one in sets:
-        total |= one
+    for ranges in sets:
+        total |= ranges
     return total

@@ -49,8 +49,9 @@ def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str)
     return None if of_group is None else decode_property(of_group, consumer_group).base
 
 
+# Limits of the journal in a table property. Every metadata file repeats the property, so a ledger of many partitions
+# gets a shorter journal.
 JOURNAL_LENGTH = 16
-# Every metadata file repeats the property, so a ledger of many partitions gets a shorter journal.
 JOURNAL_CHARACTERS = 32_768
 _SOURCE = "source-snapshot-id"
 REPLACED = "it has rows but shares no history with any landing: the table was replaced, or is a copy of another"
@@ -176,20 +177,20 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
             if head_id is None:
                 return empty
             head = facts.snapshots[head_id]
-            if (at_hand := _at_hand(facts, head, consumer_group)) is not None:
-                return at_hand
+            if (reading_at_hand := _reading_in_newest_file(facts, head, consumer_group)) is not None:
+                return reading_at_hand
         chain.learn(facts)
         assert head is not None
-        found, reason = chain.walk(head)
-        if found is not None:
-            return found
+        reading, reason = chain.walk(head)
+        if reading is not None:
+            return reading
     if not chain.group_seen or head is None:
         return empty
     error = ReplacedTable if reason == REPLACED else UndecidedLedger
     raise error(consumer_group, head.snapshot_id, reason)
 
 
-def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> LedgerReading | None:
+def _reading_in_newest_file(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> LedgerReading | None:
     """Return the reading if the walk from the head meets an anchor in the newest file, or None.
 
     A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
@@ -198,19 +199,19 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Led
     """
     anchors = _anchors_of(facts.properties, consumer_group)
     above: list[JournalEntry] = []
-    at: int | None = head.snapshot_id if anchors else None
-    while at is not None:
-        if at in anchors:
-            return anchors[at].reading(above)
-        snapshot = facts.snapshots.get(at)
+    current_id: int | None = head.snapshot_id if anchors else None
+    while current_id is not None:
+        if current_id in anchors:
+            return anchors[current_id].reading(above)
+        snapshot = facts.snapshots.get(current_id)
         if snapshot is None or _SOURCE in snapshot.summary:
             return None
         if (anchor := _restated(snapshot, consumer_group)) is not None:
             return anchor.reading(above)
-        landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {at}")
+        landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {current_id}")
         if landing is not None:
-            above.append(JournalEntry(at, landing))
-        at = snapshot.parent_id
+            above.append(JournalEntry(current_id, landing))
+        current_id = snapshot.parent_id
     return None
 
 
@@ -228,6 +229,7 @@ class _LedgerAnchor:
 
 
 def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int, _LedgerAnchor]:
+    """Return the snapshots at which a metadata file's properties show the ledger."""
     anchors: dict[int, _LedgerAnchor] = {}
     if (text := properties.get(property_key(consumer_group))) is not None:
         value = decode_property(text, consumer_group)
@@ -243,6 +245,7 @@ def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int,
 
 
 def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _LedgerAnchor | None:
+    """Return the anchor at a snapshot that restates the group's ledger, or None for any other snapshot."""
     ledger = decode_restated(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return None if ledger is None else _LedgerAnchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
 
@@ -252,13 +255,18 @@ class _SnapshotChain:
 
     def __init__(self, consumer_group: str) -> None:
         self.consumer_group = consumer_group
+        # Whether any file mentions the group.
         self.group_seen = False
         self._parents: dict[int, int] = {}
+        # The first snapshots of a table.
         self._roots: set[int] = set()
         self._landings: dict[int, Landing | None] = {}
+        # The source of each cherry-picked snapshot.
         self._sources: dict[int, int] = {}
         self._anchors: dict[int, _LedgerAnchor] = {}
+        # The snapshots that restate the group's ledger.
         self._restated: set[int] = set()
+        # The snapshots of the file learned last, and the properties learned already.
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[tuple[str | None, ...]] = set()
 
@@ -278,24 +286,24 @@ class _SnapshotChain:
         self._newer = facts.snapshots
 
     def _learn_snapshot(self, snapshot: SnapshotFacts) -> None:
-        """Keep what a snapshot contributes: parent, restated ledger, landing, and the source of a cherry-pick."""
-        this = snapshot.snapshot_id
+        """Keep a snapshot's parent, restated ledger and landing, and the source of a cherry-pick."""
+        snapshot_id = snapshot.snapshot_id
         if snapshot.parent_id is not None:
-            self._parents[this] = snapshot.parent_id
+            self._parents[snapshot_id] = snapshot.parent_id
         elif snapshot.sequence_number == 1:
-            self._roots.add(this)
+            self._roots.add(snapshot_id)
         if (anchor := _restated(snapshot, self.consumer_group)) is not None:
             self.group_seen = True
-            self._anchors.setdefault(this, anchor)
-            self._restated.add(this)
-        if this in self._landings:
+            self._anchors.setdefault(snapshot_id, anchor)
+            self._restated.add(snapshot_id)
+        if snapshot_id in self._landings:
             return
-        landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
-        self._landings[this] = landing
+        landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {snapshot_id}")
+        self._landings[snapshot_id] = landing
         self.group_seen |= landing is not None
         # A cherry-pick has its source's rows, but not its source's lakestream.* keys.
         if (source := snapshot.summary.get(_SOURCE)) is not None:
-            self._sources[this] = int(source)
+            self._sources[snapshot_id] = int(source)
 
     def _learn_properties(self, properties: Mapping[str, str]) -> None:
         """Keep the anchors of a metadata file's properties, and the landing of each anchor's snapshot."""
@@ -316,35 +324,36 @@ class _SnapshotChain:
         has rows, and no landing of the group descends from that root.
         """
         above: list[JournalEntry] = []
-        at = head.snapshot_id
+        current_id = head.snapshot_id
         while True:
-            if at in self._anchors:
-                return self._anchors[at].reading(above), ""
-            if at not in self._landings:
-                return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
-            source = self._sources.get(at)
+            if current_id in self._anchors:
+                return self._anchors[current_id].reading(above), ""
+            if current_id not in self._landings:
+                reason = f"snapshot {current_id} among its ancestors has expired, and no older metadata file shows it"
+                return None, reason
+            source = self._sources.get(current_id)
             if source is not None and source in self._restated:
-                return None, f"snapshot {at} was cherry-picked from {source}, which restates the ledger"
+                return None, f"snapshot {current_id} was cherry-picked from {source}, which restates the ledger"
             if source is not None and source not in self._landings:
-                return None, f"snapshot {at} was cherry-picked from snapshot {source}, which has expired"
-            landing = self._landings[at] or (self._landings[source] if source is not None else None)
+                return None, f"snapshot {current_id} was cherry-picked from snapshot {source}, which has expired"
+            landing = self._landings[current_id] or (self._landings[source] if source is not None else None)
             if landing is not None:
-                above.append(JournalEntry(at, landing))
-            if at in self._parents:
-                at = self._parents[at]
-            elif at in self._roots:
+                above.append(JournalEntry(current_id, landing))
+            if current_id in self._parents:
+                current_id = self._parents[current_id]
+            elif current_id in self._roots:
                 break
             else:
-                return None, f"expiry erased the parent of snapshot {at}, and no older metadata file shows it"
+                return None, f"expiry erased the parent of snapshot {current_id}, and no older metadata file shows it"
         # A table rolled back to before the first landing is empty; a table replaced by unknown rows is not.
-        if not above and head.has_rows and self.group_seen and not self._root_has_landings(at):
+        if not above and head.has_rows and self.group_seen and not self._root_has_landings(current_id):
             return None, REPLACED
         return LedgerReading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
 
     def _root_has_landings(self, root: int) -> bool:
         """Return whether a known landing of the group descends from `root`."""
-        known = set(self._anchors) | {s for s, landing in self._landings.items() if landing is not None}
-        return any(self._oldest_known_ancestor(snapshot) == root for snapshot in known)
+        landing_ids = set(self._anchors) | {s for s, landing in self._landings.items() if landing is not None}
+        return any(self._oldest_known_ancestor(snapshot_id) == root for snapshot_id in landing_ids)
 
     def _oldest_known_ancestor(self, snapshot_id: int) -> int:
         while snapshot_id in self._parents:
@@ -391,17 +400,20 @@ def _noted(
     is_cut: Callable[[SnapshotFacts, TableFacts], bool],
     expiring: Collection[int] = (),
 ) -> dict[int, Ledger]:
-    # The newest metadata file.
+    """Return the group's anchors to keep, and new ones at snapshots for which `is_cut` returns True.
+
+    :param is_cut: receives a snapshot, and the facts of the newest metadata file.
+    """
     facts = next(iter(history()))
     text = facts.properties.get(codec.anchors_key(consumer_group))
-    known = {} if text is None else codec.decode_anchors(text, consumer_group)
+    kept_anchors = {} if text is None else codec.decode_anchors(text, consumer_group)
     remaining = [s for s in facts.snapshots.values() if s.snapshot_id not in expiring]
     after: dict[int, Ledger] = {}
     for snapshot in sorted(remaining, key=lambda s: s.sequence_number, reverse=True):
         if len(after) == MAX_ANCHORS:
             break
-        if snapshot.snapshot_id in known:
-            after[snapshot.snapshot_id] = known[snapshot.snapshot_id]
+        if snapshot.snapshot_id in kept_anchors:
+            after[snapshot.snapshot_id] = kept_anchors[snapshot.snapshot_id]
         elif is_cut(snapshot, facts):
             try:
                 after[snapshot.snapshot_id] = read(history(), consumer_group, at=snapshot.snapshot_id).ledger

@@ -97,10 +97,10 @@ def check_location(table: str, argument: str = "table") -> str:
     location with a password, a query or a fragment.
     """
     parts = urlsplit(table or "")
-    if odd := _ODD_IN_DELTA.search(unquote(table) if parts.scheme == "file" else table or ""):
+    if ambiguous := _ODD_IN_DELTA.search(unquote(table) if parts.scheme == "file" else table or ""):
         raise InvalidArgument(
             argument,
-            f"{table!r}: readers of Delta don't agree on where it is: {odd[0]!r} is in it.",
+            f"{table!r}: readers of Delta don't agree on where it is: {ambiguous[0]!r} is in it.",
             "Take a place without it.",
         )
     if "{" in (table or "") or "}" in (table or ""):

@@ -132,12 +132,12 @@ class Tombstones(NamedChoice):
 
 def landing_tombstones(argument: str, value: object) -> Tombstones:
     """Return the outcome of tombstones in a landing of records. Raises InvalidArgument, also for `DELETE`."""
-    found = choose(Tombstones, argument, value)
-    if found is Tombstones.DELETE:
+    outcome = choose(Tombstones, argument, value)
+    if outcome is Tombstones.DELETE:
         problem = "'delete' is for a table by key, whose rows a record can delete."
         remedy = 'Use KafkaMirrorOperator with envelope=None, in a pipeline mode: upsert; or "keep", "skip", "reject".'
         raise InvalidArgument(argument, problem, remedy)
-    return found
+    return outcome
 
 
 class MissingPolicy(NamedChoice):
@@ -173,7 +173,7 @@ def is_literal(value: object) -> bool:
     if isinstance(value, str):
         return not is_template(value)
     if isinstance(value, Mapping):
-        return all(is_literal(one) for item in value.items() for one in item)
+        return all(is_literal(part) for item in value.items() for part in item)
     if isinstance(value, list | tuple):
         return all(map(is_literal, value))
     return isinstance(value, int | float | datetime | timedelta)

@@ -66,17 +66,17 @@ class TypesConflict(Conflict):
 class StreamConflict(Conflict):
     """Another run landed for the group since a streaming batch was planned, or the table was rolled back."""
 
-    def __init__(self, table: str, what: str, last: StreamBatch | None) -> None:
+    def __init__(self, table: str, batch: str, last: StreamBatch | None) -> None:
         super().__init__(
-            f"{table}: {what} does not follow what its group landed last: {last or 'no landing of a stream'}."
+            f"{table}: {batch} does not follow what its group landed last: {last or 'no landing of a stream'}."
         )
 
 
 class StaleFiles(Conflict):
     """The table's schema or partitioning changed after the data files were written."""
 
-    def __init__(self, table: str, what: str) -> None:
-        super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
+    def __init__(self, table: str, change: str) -> None:
+        super().__init__(f"{table}: {change} between plan and commit, so the files written do not fit it any more.")
 
 
 class RejectsCondemned(Conflict):

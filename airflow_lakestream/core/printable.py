@@ -30,6 +30,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def with_port(host: str, port: int | None) -> str:
     """Return host and port; a port already behind the host stays, and without any the host is alone."""
+    # An IPv6 address needs brackets before a port.
     if host.count(":") > 1 and "[" not in host and "@" not in host:
         host = f"[{host}]"
     return f"{host}:{port}" if port and ":" not in host.rpartition("]")[2] else host
@@ -38,8 +39,8 @@ def with_port(host: str, port: int | None) -> str:
 def url_of(host: str, scheme: str | None, port: int | None) -> str:
     """Return the URL of a connection's fields; the host may have a scheme, a port and a path of its own.
 
-    :param scheme: of a host without one; default: http.
+    :param scheme: the scheme of a host without a scheme; default: http.
     """
-    given, _, rest = host.rpartition("://")
-    name, slash, path = rest.partition("/")
-    return f"{given or scheme or 'http'}://{with_port(name, port)}{slash}{path}"
+    given_scheme, _, address = host.rpartition("://")
+    name, slash, path = address.partition("/")
+    return f"{given_scheme or scheme or 'http'}://{with_port(name, port)}{slash}{path}"

@@ -73,13 +73,13 @@ class RangeSet:
     def __or__(self, other: RangeSet) -> RangeSet:
         merged: dict[PartitionKey, Iterable[Interval]] = dict(self._by_partition)
         for key, intervals in other._by_partition.items():
-            mine = self._by_partition.get(key)
-            merged[key] = coalesce([*mine, *intervals]) if mine else intervals
+            own = self._by_partition.get(key)
+            merged[key] = coalesce([*own, *intervals]) if own else intervals
         return RangeSet._of(merged)
 
     def __sub__(self, other: RangeSet) -> RangeSet:
         return RangeSet._of(
-            {key: _subtract(mine, other._by_partition.get(key, ())) for key, mine in self._by_partition.items()}
+            {key: _subtract(own, other._by_partition.get(key, ())) for key, own in self._by_partition.items()}
         )
 
     def __and__(self, other: RangeSet) -> RangeSet:
@@ -145,31 +145,31 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     return tuple(merged)
 
 
-def shown(texts: Sequence[str], most: int, what: str = "ranges") -> str:
+def shown(texts: Sequence[str], most: int, noun: str = "ranges") -> str:
     """Return the first texts joined, with the number of further texts."""
-    more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} {what} more" if more > 0 else "")
+    further = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {further} {noun} more" if further > 0 else "")
 
 
 def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
     """Return the intervals, sorted and disjoint, with an overlap of [low, high]; None means no bound."""
     first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
-    behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
-    return intervals[first:behind]
+    end = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
+    return intervals[first:end]
 
 
-def _subtract(mine: Iterable[Interval], theirs: Iterable[Interval]) -> Iterator[Interval]:
-    holes = list(theirs)
+def _subtract(intervals: Iterable[Interval], subtracted: Iterable[Interval]) -> Iterator[Interval]:
+    holes = list(subtracted)
     first = 0
-    for start, end in mine:
+    for start, end in intervals:
         # Both are sorted: an interval that ends below this one ends below all that follow.
         while first < len(holes) and holes[first][1] <= start:
             first += 1
-        at = first
-        while at < len(holes) and holes[at][0] < end:
-            if holes[at][0] > start:
-                yield start, holes[at][0]
-            start = holes[at][1]
-            at += 1
+        number = first
+        while number < len(holes) and holes[number][0] < end:
+            if holes[number][0] > start:
+                yield start, holes[number][0]
+            start = holes[number][1]
+            number += 1
         if start < end:
             yield start, end

@@ -58,7 +58,7 @@ class RawBatch:
         :param numbers: selects the records' items of a sequence of numbers, such as the offsets.
         :param column: selects the same items of an array, such as the values.
         """
-        parts = {part: column(found) for part in RecordPart if (found := getattr(self, part)) is not None}
+        parts = {part: column(values) for part in RecordPart if (values := getattr(self, part)) is not None}
         offsets, timestamps = numbers(self.offsets), numbers(self.timestamps)
         return replace(self, offsets=offsets, timestamps=timestamps, values=column(self.values), **parts)
 

@@ -68,9 +68,9 @@ class NoTopicMatches(LakestreamError, Terminal):
 
     def __init__(self, pattern: str, where: str, near: Sequence[str]) -> None:
         self.pattern, self.near = pattern, tuple(near)
-        known = f"Similar names there: {', '.join(near)}." if near else "It shows this user no topic at all."
+        hint = f"Similar names there: {', '.join(near)}." if near else "It shows this user no topic at all."
         super().__init__(
-            f"topic: no topic in the cluster of {where} has a name that matches {pattern!r} as a whole. {known} "
+            f"topic: no topic in the cluster of {where} has a name that matches {pattern!r} as a whole. {hint} "
             'Correct the regex ("^orders-.*" matches all names that begin with orders-), or set on_empty="skip".'
         )
 
@@ -90,10 +90,10 @@ class TableTemplate:
         of tables next to a table.
         """
         check_table_name(_PLACEHOLDER.sub("x", text or ""), argument)
-        pieces = _PLACEHOLDER.split(text)
-        if any("{" in literal or "}" in literal for literal in pieces[::2]):
+        texts = _PLACEHOLDER.split(text)
+        if any("{" in literal or "}" in literal for literal in texts[::2]):
             raise InvalidArgument(argument, f"{text!r} has a brace without its counterpart.", _NOTATION)
-        parts = [_placeholder(piece, text) if i % 2 else piece for i, piece in enumerate(pieces)]
+        parts = [_placeholder(part_text, text) if i % 2 else part_text for i, part_text in enumerate(texts)]
         template = cls(text, tuple(part for part in parts if part != ""))
         last_dot = max(i for i, part in enumerate(template.parts) if isinstance(part, str) and "." in part)
         if any(p in template.by_record for p in template.parts[:last_dot]):
@@ -189,6 +189,7 @@ def _placeholder(text: str, template: str) -> NamePlaceholder:
 
 
 def _text(part: str | NamePlaceholder) -> str:
+    """Return a part of a template in the users' notation."""
     if isinstance(part, str):
         return part
     if not part.name:
@@ -256,7 +257,7 @@ def colliding_topics(template: TableTemplate, topics: Sequence[str]) -> dict[str
         with suppress(InvalidArgument):
             by_table.setdefault(template.of_topic(topic).text, []).append(topic)
     clashing = [same for same in by_table.values() if len(same) > 1]
-    return {topic: next(one for one in same if one != topic) for same in clashing for topic in same}
+    return {topic: next(other for other in same if other != topic) for same in clashing for topic in same}
 
 
 def check_name_by_topic(table: str, topic: str) -> None:

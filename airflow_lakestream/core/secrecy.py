@@ -17,6 +17,7 @@ _NAME = re.compile(
 )
 # Names of a secret's place, or about a column of such a name.
 _NO_SECRET = re.compile(r"\.secretKeyRef\.|\.secrets\.|\.column\.", re.IGNORECASE)
+# Further names of secrets among a URL's parameters.
 _OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
@@ -41,10 +42,10 @@ def url_holds_secret(text: str) -> bool:
 
 
 def _url_holds_secret(url: str) -> bool:
-    scheme, _, rest = url.partition("://")
-    user, at, _ = re.split(r"[/?#;]", rest, maxsplit=1)[0].rpartition("@")
+    scheme, _, address = url.partition("://")
+    user, separator, _ = re.split(r"[/?#;]", address, maxsplit=1)[0].rpartition("@")
     name, _, password = user.partition(":")
-    if at and (password or (name and scheme.lower() in ("http", "https"))):
+    if separator and (password or (name and scheme.lower() in ("http", "https"))):
         return True
     for part in re.split(r"[?&;#]", url)[1:]:
         parameter, _, value = part.partition("=")

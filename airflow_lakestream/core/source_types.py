@@ -57,7 +57,7 @@ class EventColumnType:
     lacking: Span | None = None
 
     def __add__(self, later: EventColumnType) -> EventColumnType:
-        types = {**self.types, **{key: one for key, one in later.types.items() if key not in self.types}}
+        types = {**self.types, **{key: texts for key, texts in later.types.items() if key not in self.types}}
         return EventColumnType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
 
     def after(self, kept: SourceType | None) -> SourceType | None:
@@ -76,6 +76,7 @@ class EventColumnType:
         return self._placed(kept)
 
     def _placed(self, kept: SourceType) -> SourceType:
+        """Return the type with the places of the column's first event, and of the first later event without it."""
         since, dropped = kept.since, kept.dropped
         if since is None and self.there is not None:
             since = self.there[0]
@@ -93,14 +94,15 @@ class EventColumnType:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EventColumnType:
         """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
-        types = {meaning: (str(text), str(at)) for meaning, (text, at) in data["types"].items()}
+        types = {meaning: (str(text), str(place)) for meaning, (text, place) in data["types"].items()}
         return cls(types, _span(data["there"]), _span(data["lacking"]))
 
 
-def _hull(one: Span | None, other: Span | None) -> Span | None:
-    if one is None or other is None:
-        return one or other
-    return min(one[0], other[0]), max(one[1], other[1])
+def _hull(first: Span | None, second: Span | None) -> Span | None:
+    """Return the log positions of the first and the last event of both spans; None for no event."""
+    if first is None or second is None:
+        return first or second
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def _span(value: Any) -> Span | None:
@@ -108,12 +110,12 @@ def _span(value: Any) -> Span | None:
 
 
 def combined_types(
-    one: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]
+    earlier: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]
 ) -> dict[str, EventColumnType]:
     """Return the types seen in two parts of the events, by column."""
-    types = dict(one)
-    for path, seen in later.items():
-        types[path] = types[path] + seen if path in types else seen
+    types = dict(earlier)
+    for path, column_type in later.items():
+        types[path] = types[path] + column_type if path in types else column_type
     return types
 
 
@@ -149,14 +151,14 @@ class LedgerTypes:
 
         Types without a meaning go with every other type. Raises SourceTypeChanged.
         """
-        for path, one in seen.items():
-            readings = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
+        for path, column_type in seen.items():
+            readings = [(meaning, text, place) for meaning, (text, place) in column_type.types.items() if meaning]
             kept = self.columns.get(path)
             before = (kept.meaning, kept.text) if kept is not None and kept.meaning else None
-            for meaning, text, at in readings:
+            for meaning, text, place in readings:
                 before = before or (meaning, text)
                 if meaning != before[0]:
-                    raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
+                    raise SourceTypeChanged(table, path, before[1], text, place, self.remedy)
 
     def changes(self, seen: Mapping[str, EventColumnType]) -> dict[str, SourceType]:
         """Return the columns to change in the ledger after the types seen; unchanged columns are left out."""
@@ -170,7 +172,7 @@ class LedgerTypes:
     @property
     def stale(self) -> list[str]:
         """The columns dropped and added again: rows may have values from before."""
-        return [path for path, one in sorted(self.columns.items()) if one.stale]
+        return [path for path, source_type in sorted(self.columns.items()) if source_type.stale]
 
 
 def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]) -> dict[str, SourceType]:
@@ -183,7 +185,7 @@ def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]
     return {**gone, **read}
 
 
-def other_meaning(one: Mapping[str, SourceType], other: Mapping[str, SourceType]) -> str | None:
+def other_meaning(first: Mapping[str, SourceType], second: Mapping[str, SourceType]) -> str | None:
     """Return a column with different meanings in two ledgers, or None."""
-    both = ((path, kept, other[path]) for path, kept in one.items() if path in other)
+    both = ((path, kept, second[path]) for path, kept in first.items() if path in second)
     return next((path for path, a, b in both if a.meaning and b.meaning and a.meaning != b.meaning), None)

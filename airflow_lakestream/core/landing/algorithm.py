@@ -56,6 +56,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 log = logging.getLogger(__name__)
 
+# Seconds between two looks for new records.
 FOLLOW_INTERVAL = 0.5
 # Offsets read here first to find the columns of a new table, if remote readers or child processes read the rest.
 FIRST_OFFSETS = 10_000
@@ -145,8 +146,8 @@ def plan_of(
     plan = without(job.mode.plan(PlanningLook(job.table, after, state, job.source, job.on_data_loss)), job.unreadable)
     if not job.allow_group_overlap:
         for other, ledger in table.other_ledgers.items():
-            if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
-                raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+            if landed_by_other := (plan.ranges | handed) & ledger.entry(now.identity).landed:
+                raise LandedByAnotherGroup(landed_by_other, job.consumer_group, other, job.table, table.part)
     refuse_mixture(job.table, job.consumer_group, entry, plan)
     return refuse_doubling(job, table, entry, plan, handed)
 
@@ -166,7 +167,7 @@ def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
 
     Partitions added since that look are left out.
     """
-    marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
+    marks = {p: replace(m, end=min(m.end, ends.marks[p].end)) for p, m in state.marks.items() if p in ends.marks}
     return replace(state, marks=marks)
 
 
@@ -228,7 +229,7 @@ def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordD
     no record of the plan shows the columns.
     """
     planned = batch.plan.ranges
-    widest = max((planned.of_partition(*key) for key in planned.partitions), key=lambda one: one.width, default=planned)
+    widest = max((planned.of_partition(*key) for key in planned.partitions), key=lambda r: r.width, default=planned)
     for ranges in (at_most_offsets(widest, FIRST_OFFSETS), planned):
         plan = replace(batch.plan, ranges=ranges - batch.covered)
         with closing(read_first(job, plan, _records_left_after(job, batch, report))) as results:
@@ -243,9 +244,13 @@ def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordD
 def _read_here(
     job: LandingJob, decoder: RecordDecoder | None, batch: Batch, report: LandingReport
 ) -> tuple[RecordDecoder | None, Batch]:
-    left = _records_left(job, report)
-    progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
-    with closing(read_rows(job, batch.plan, decoder, left)) as results:
+    """Read the plan in this process, and commit whenever a limit is reached.
+
+    Returns the decoder (None if no record shows the columns of a new table), and the batch since the last commit.
+    """
+    most_records = _records_left(job, report)
+    progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width, most_records)
+    with closing(read_rows(job, batch.plan, decoder, most_records)) as results:
         for decoder, chunk in results:
             take(job.sink, job.rejects, batch, chunk)
             progress.add(chunk.covers, chunk.counts.read)
@@ -257,7 +262,7 @@ def _read_here(
 
 
 def _read_remotely(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
-    """Read the plan's offsets missing in the batch by child processes, and commit when a limit is reached."""
+    """Read the plan's offsets missing in the batch by remote readers; return the batch with their pieces."""
     assert job.readers is not None, "`readers.can_read` was asked before"
     for piece in job.readers.read(job, batch.plan, batch.covered, _records_left_after(job, batch, report)):
         batch.take(piece)
@@ -274,8 +279,8 @@ def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> B
         check_bad(job, batch.records + read, batch.bad + bad, report)
         return batch.is_due(job.limits, size, read)
 
-    left = _records_left_after(job, batch, report)
-    with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
+    most_records = _records_left_after(job, batch, report)
+    with closing(read_by_children(job, batch.plan, batch.covered, most_records, is_due)) as rounds:
         for pieces, is_last in rounds:
             for piece in pieces:
                 batch.take(piece)
@@ -285,8 +290,8 @@ def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> B
 
 
 def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
+    """Check and commit the batch, and report the landing; return the empty batch for further records."""
     identity = batch.plan.state.identity
-    # The checks of the whole batch, just before the commit.
     check_still_there(job, identity)
     counts = batch.total
     check_bad(job, counts.read, batch.bad, report, at_commit=True)
@@ -299,22 +304,22 @@ def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bo
     report.add(snapshot_id, landing)
     job.report_commit(snapshot_id, landing, seconds)
     job.handed.take(batch.pieces)
-    left = (batch.plan.ranges - report.entry.landed).width
-    log_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
+    offsets_left = (batch.plan.ranges - report.entry.landed).width
+    log_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, offsets_left)
     log_silent_columns(job.table, landing.silent)
     log_stale_columns(job.table, landing.types)
     return batch.next()
 
 
 def _records_left(job: LandingJob, report: LandingReport) -> int | None:
-    """Return the number of records left to the run, or None without a limit."""
+    """Return the number of records that the run may still read, or None without a limit."""
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
 
 
 def _records_left_after(job: LandingJob, batch: Batch, report: LandingReport) -> int | None:
-    """Return the number of records left to the run after the batch, or None without a limit."""
+    """Return the number of records that the run may read in addition to the batch, or None without a limit."""
     left = _records_left(job, report)
     return None if left is None else max(0, left - batch.records)
 
@@ -353,12 +358,12 @@ def _new_records_came(job: LandingJob, ends: TopicState) -> bool:
     """
     if not job.limits.idle_timeout:
         return False
-    known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
+    known_ends: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
     deadline = time.monotonic() + job.limits.idle_timeout
     while time.monotonic() < deadline:
         if job.stop.wait(FOLLOW_INTERVAL):
             return False
-        if any(marks.end > known.get(p, 0) for p, marks in job.source.look().marks.items()):
+        if any(marks.end > known_ends.get(p, 0) for p, marks in job.source.look().marks.items()):
             return True
     return False
 

@@ -123,15 +123,15 @@ class Batch:
         self.bad += piece.bad
         self.use += piece.use
 
-    def is_due(self, limits: RunLimits, more: int = 0, records: int = 0) -> bool:
+    def is_due(self, limits: RunLimits, more_bytes: int = 0, records: int = 0) -> bool:
         """Return whether to commit now: at `max_batch_bytes`, or after `checkpoint_interval` seconds.
 
         The first commit of a run that needs several comes earlier, at EARLY_BYTES.
 
-        :param more: bytes that child processes have read and not handed over yet.
+        :param more_bytes: bytes that child processes have read and not handed over yet.
         :param records: the number of records in these bytes.
         """
-        size, read = self._bytes + more, self.records + records
+        size, read = self._bytes + more_bytes, self.records + records
         if self._early and read and size >= EARLY_BYTES:
             width = min(self.plan.ranges.width, limits.max_records or self.plan.ranges.width)
             # With as many bytes per record as so far, the plan does not fit into a single commit.
@@ -173,15 +173,15 @@ class Batch:
         self,
         run_id: str,
         engine: LandingEngine | None,
-        known: frozenset[str],
-        kept: LedgerTypes,
+        filled_before: frozenset[str],
+        ledger_types: LedgerTypes,
         *,
         is_last: bool = False,
     ) -> Landing:
         """Return the landing to commit this batch: the net change of the ledger.
 
-        :param known: the columns that got values of the group before.
-        :param kept: the types of the source's columns in the ledger.
+        :param filled_before: the columns that got values of the group before.
+        :param ledger_types: the types of the source's columns in the ledger.
         :param is_last: this is the plan's last commit, which adds the covered time.
         """
         # Origin and loss receipts go with the first commit: they hold from there on.
@@ -195,7 +195,7 @@ class Batch:
             streamed=self.plan.streamed,
         )
         identity = self.plan.state.identity
-        made = [piece.made for piece in self.pieces if piece.made is not None]
+        function_rows = [piece.made for piece in self.pieces if piece.made is not None]
         return Landing(
             uuid.uuid4().hex,
             run_id,
@@ -203,11 +203,11 @@ class Batch:
             {identity: self.counts},
             engine=engine,
             bad=self.bad,
-            filled=(self.use.filled & self.use.columns) - known,
-            types=kept.changes(self.use.types),
-            silent=self.use.silent(known),
+            filled=(self.use.filled & self.use.columns) - filled_before,
+            types=ledger_types.changes(self.use.types),
+            silent=self.use.silent(filled_before),
             lows={partition: marks.low for partition, marks in self.plan.state.marks.items()},
-            made=functools.reduce(operator.add, made) if made else None,
+            made=functools.reduce(operator.add, function_rows) if function_rows else None,
         )
 
     def piece(self, files: Files) -> SharePiece:
@@ -216,7 +216,7 @@ class Batch:
         return SharePiece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
     def _epochs(self) -> dict[int, int]:
-        # The oldest epochs: the next reader must notice an unclean election that took place while the pieces were read.
+        # The oldest epochs: the next reader must notice an unclean election that took place while pieces were read.
         epochs = dict(self.plan.epochs)
         for piece in self.pieces:
             for partition, epoch in piece.epochs.items():

@@ -181,12 +181,12 @@ class LandingJob:
         self.sink.check_shared()
         return self.sink
 
-    def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[SharePiece]:
+    def usable(self, identity: TopicIdentity, in_ledger: RangeSet) -> Sequence[SharePiece]:
         """Return the handed pieces still fit for a commit; the offsets of unfit pieces are read again.
 
-        :param held: the topic's offsets that the ledger has as landed or lost.
+        :param in_ledger: the topic's offsets that the ledger has as landed or lost.
         """
-        return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
+        return self.handed.usable(identity, in_ledger, lambda files: self.shared.misfit(files))
 
     def report_commit(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
         """Report a commit to `committed`, if given."""
@@ -290,15 +290,15 @@ def read_first(
     still to be read.
     """
     chunk: RecordChunk | None
-    left = most_records
+    records_left = most_records
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
-            decoder, chunk = _begin(job, read, left)
+            decoder, chunk = _begin(job, read, records_left)
             if decoder is None and job.decoders.keeps_for_later(chunk.batch):
                 continue
-            if decoder is None and (chunk := _skipped(chunk, left)) is None:
+            if decoder is None and (chunk := _skipped(chunk, records_left)) is None:
                 continue
-            left = _after(left, chunk)
+            records_left = _after(records_left, chunk)
             yield _decode(decoder, chunk)
             if decoder is not None:
                 return
@@ -306,13 +306,13 @@ def read_first(
         raise Stopped
 
 
-def _begin(job: LandingJob, read: RecordChunk, left: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
+def _begin(job: LandingJob, read: RecordChunk, records_left: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
     """Return the decoder by a chunk's records, or None, and the chunk, cut to the limit.
 
     If only records beyond the limit show the columns, the chunk begins with the first of these: else a run with a limit
     would read the same records forever. A chunk that shows no columns is not cut.
     """
-    chunk = at_most(read, left)
+    chunk = at_most(read, records_left)
     decoder = job.decoders(None, chunk.batch) if len(chunk.batch) else None
     if decoder is not None or len(chunk.batch) == len(read.batch):
         return decoder, chunk
@@ -321,20 +321,22 @@ def _begin(job: LandingJob, read: RecordChunk, left: int | None) -> tuple[Record
         return None, read
     numbers = range(len(chunk.batch), len(read.batch))
     first = bisect_left(numbers, True, key=lambda n: job.decoders(None, read.batch.cut(slice(n + 1))) is not None)
-    return decoder, at_most(from_record(read, numbers[first]), left)
+    return decoder, at_most(from_record(read, numbers[first]), records_left)
 
 
-def _skipped(chunk: RecordChunk, left: int | None) -> RecordChunk | None:
+def _skipped(chunk: RecordChunk, records_left: int | None) -> RecordChunk | None:
     """Return a chunk of skipped records, cut so that one record is left to show the columns; None if none fits."""
-    if left is None or len(chunk.batch) < left:
+    if records_left is None or len(chunk.batch) < records_left:
         return chunk
-    return at_most(chunk, left - 1) if left > 1 else None
+    return at_most(chunk, records_left - 1) if records_left > 1 else None
 
 
-def _after(left: int | None, chunk: RecordChunk) -> int | None:
-    return None if left is None else left - len(chunk.batch)
+def _after(records_left: int | None, chunk: RecordChunk) -> int | None:
+    """Return the number of records left after a chunk, or None without a limit."""
+    return None if records_left is None else records_left - len(chunk.batch)
 
 
+# A chunk's bytes, and the future of its decoder and decoded chunk.
 _Pending: TypeAlias = "tuple[int, Future[tuple[RecordDecoder | None, DecodedChunk]]]"
 
 
@@ -349,32 +351,33 @@ class _ChunkDecoding:
     pool: Executor
 
     def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
-        decoder, left = self.decoder, self.most_records
+        """Yield each chunk of the plan, given to the pool, up to `most_records`; chunks without columns wait."""
+        decoder, records_left = self.decoder, self.most_records
         waiting: list[RecordChunk] = []
         chunk: RecordChunk | None
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
                 if decoder is None:
                     # The table gives no schema: infer it from the first records.
-                    decoder, chunk = _begin(self.job, read, left)
+                    decoder, chunk = _begin(self.job, read, records_left)
                 else:
-                    chunk = at_most(read, left)
+                    chunk = at_most(read, records_left)
                 if decoder is None and self.job.decoders.keeps_for_later(chunk.batch):
                     waiting.append(chunk)
                     continue
-                if decoder is None and (chunk := _skipped(chunk, left)) is None:
+                if decoder is None and (chunk := _skipped(chunk, records_left)) is None:
                     continue
-                left = _after(left, chunk)
+                records_left = _after(records_left, chunk)
                 pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
                 # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk
                 yield pending
                 # After the records that showed the columns: a new table is created by them.
-                while waiting and decoder is not None and left != 0:
-                    one = at_most(waiting.pop(0), left)
-                    left = _after(left, one)
-                    yield one.size, self.pool.submit(_decode, decoder, one)
-                if left == 0:
+                while waiting and decoder is not None and records_left != 0:
+                    late = at_most(waiting.pop(0), records_left)
+                    records_left = _after(records_left, late)
+                    yield late.size, self.pool.submit(_decode, decoder, late)
+                if records_left == 0:
                     return
 
     @staticmethod

@@ -43,8 +43,8 @@ def refuse_doubling(job: LandingJob, table: TableState, entry: TopicEntry, plan:
     is_first = not entry.landed or bool(plan.origin)
     if not is_first or not (plan.changes_the_ledger or handed):
         return plan
-    asked = what_to_ask(job.mode, entry, plan, handed, [table.ledger, *table.other_ledgers.values()])
-    rows = look(table.look_for_rows, asked, job.table, job.consumer_group)
+    query = what_to_ask(job.mode, entry, plan, handed, [table.ledger, *table.other_ledgers.values()])
+    rows = look(table.look_for_rows, query, job.table, job.consumer_group)
     return replace(plan, foreign_rows=rows)
 
 
@@ -57,7 +57,7 @@ def what_to_ask(
     other modes ask for rows at the offsets to land.
     """
     topic = plan.state.identity.topic
-    landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
+    landed = (held.landed for ledger in ledgers for key, held in ledger.topics.items() if key.topic == topic)
     if not isinstance(mode, ResumeMode):
         return ForeignRowQuery(topic, union(landed), ranges=plan.ranges | handed)
     # A group that begins at the log's start is to have all records: look from there, or a gap would go unseen.
@@ -65,23 +65,23 @@ def what_to_ask(
     return ForeignRowQuery(topic, union(landed), begins)
 
 
-def look(look_for_rows: LookForRows, asked: ForeignRowQuery, table: str, consumer_group: str) -> int:
+def look(look_for_rows: LookForRows, query: ForeignRowQuery, table: str, consumer_group: str) -> int:
     """Return the number of foreign rows outside the offsets to land, and warn of them.
 
     Raises RowsUnaccounted for foreign rows at the offsets to land.
     """
-    rows = look_for_rows(asked)
+    rows = look_for_rows(query)
     if rows.in_the_way:
-        raise RowsUnaccounted(table, consumer_group, asked.topic, rows.in_the_way)
+        raise RowsUnaccounted(table, consumer_group, query.topic, rows.in_the_way)
     if rows.outside:
         log.warning(
             "%s holds %s rows of %s that no ledger accounts for, outside the offsets that %r lands; they stay as they "
             "are: %s",
             table,
             rows.foreign_rows,
-            asked.topic,
+            query.topic,
             consumer_group,
-            texts(rows.outside, asked.topic),
+            texts(rows.outside, query.topic),
         )
     return rows.foreign_rows
 
@@ -112,11 +112,11 @@ def _replace_once(job: LandingJob) -> tuple[int, Landing] | None:
     entry = entry_of(job, table, now)
     if table.keeps_removed:
         entry = replace(entry, landed=entry.landed - entry.forgotten)
-    look = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
-    ranges = entry.landed & job.mode.own(look)
+    planning = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
+    ranges = entry.landed & job.mode.own(planning)
     if not ranges:
         return None
-    plan = reading_plan(look, ranges)
+    plan = reading_plan(planning, ranges)
     log_plan(job.table, plan, job.mode.interval, again=True)
     with or_discard(job.sink):
         return _by_plan(job, table, plan)
@@ -131,11 +131,11 @@ def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landi
     else:
         _read_in_this_process(job, table, batch)
     check_bad(job, batch.records, batch.bad, None, at_commit=True)
-    known = table.ledger.filled
+    filled_before = table.ledger.filled
     check_use(job.table, batch.use, is_first=False)
     table.types.check(job.table, batch.use.types)
     check_still_there(job, identity)
-    landing = batch.landing(job.run_id, job.engine, known, table.types)
+    landing = batch.landing(job.run_id, job.engine, filled_before, table.types)
     read = landing.topics[identity]
     # Each range is replaced as a whole: an offset that was not read would lose its row.
     if read.landed != plan.ranges:

@@ -133,24 +133,24 @@ class RangesMode:
         for partition, _, until in self.ranges:
             marks = look.state.marks.get(partition)
             if marks is None:
-                known = ", ".join(map(str, sorted(look.state.marks)))
-                raise InvalidArgument("ranges", f"{topic} has no partition {partition}; it has {known}.")
+                partitions = ", ".join(map(str, sorted(look.state.marks)))
+                raise InvalidArgument("ranges", f"{topic} has no partition {partition}; it has {partitions}.")
             if until > marks.end:
                 raise InvalidArgument(
                     "ranges",
                     f"{topic}[{partition}] ends at {marks.end}, before {until}: no record is there yet.",
                 )
-        return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
+        return RangeSet(OffsetRange(topic, *triple) for triple in self.ranges)
 
     def own(self, look: PlanningLook) -> RangeSet:
         """Return the offsets of the given ranges, landed or not.
 
         Raises RangesGone if landed offsets of the ranges are below the log's start, and the errors of `_given`.
         """
-        given = self._given(look)
-        if gone := look.entry.landed & given & look.below_low():
-            raise RangesGone(gone, look.table)
-        return given
+        given_ranges = self._given(look)
+        if landed_and_gone := look.entry.landed & given_ranges & look.below_low():
+            raise RangesGone(landed_and_gone, look.table)
+        return given_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +222,9 @@ class IntervalMode:
         if self.end_ms <= BEGINNING_MS:
             return RangeSet()
         lows = look.source.boundaries(look.state, self.start_ms)
-        gone = look.entry.landed & _below_log_start(look, lows)
-        if gone and look.on_data_loss is OnDataLoss.FAIL:
-            raise BeginningGone(gone, look.table)
+        landed_and_gone = look.entry.landed & _below_log_start(look, lows)
+        if landed_and_gone and look.on_data_loss is OnDataLoss.FAIL:
+            raise BeginningGone(landed_and_gone, look.table)
         return _between(look.state, lows, look.source.boundaries(look.state, self.end_ms))
 
     def _is_covered(self, entry: TopicEntry) -> bool:
@@ -237,12 +237,12 @@ def parse_ranges(value: Sequence[Sequence[int]]) -> RangesMode:
     Raises InvalidArgument for entries of another form, for an empty range, and without any range.
     """
     ranges = []
-    for given in value:
-        if len(given) != 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
-            raise InvalidArgument("ranges", f"{given!r} is not [partition, from, until].", "Write [[0, 100, 250]].")
-        partition, start, until = given
+    for item in value:
+        if len(item) != 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in item):
+            raise InvalidArgument("ranges", f"{item!r} is not [partition, from, until].", "Write [[0, 100, 250]].")
+        partition, start, until = item
         if until <= start:
-            raise InvalidArgument("ranges", f"{given!r} is empty: until has to be above from.")
+            raise InvalidArgument("ranges", f"{item!r} is empty: until has to be above from.")
         ranges.append((partition, start, until))
     if not ranges:
         raise InvalidArgument("ranges", "there is none.", "Write [[partition, from, until], ...].")
@@ -250,6 +250,7 @@ def parse_ranges(value: Sequence[Sequence[int]]) -> RangesMode:
 
 
 def _between(state: TopicState, lows: Mapping[int, TimeBoundary], highs: Mapping[int, TimeBoundary]) -> RangeSet:
+    """Return the offsets between the lower and the upper boundary of each partition."""
     topic = state.identity.topic
     return union(RangeSet.of(topic, p, low.offset, highs[p].offset) for p, low in lows.items())
 

@@ -188,8 +188,8 @@ class LandedByAnotherGroup(LakestreamError, Terminal):
 
 def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
     """Refuse a topic if the ledger has another incarnation of its name. Raises TopicReplaced."""
-    for known in ledger.other_incarnations(identity.topic, identity):
-        raise TopicReplaced(known, identity, ledger.consumer_group, table)
+    for other in ledger.other_incarnations(identity.topic, identity):
+        raise TopicReplaced(other, identity, ledger.consumer_group, table)
 
 
 def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
@@ -248,8 +248,8 @@ def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]
 
     :param starts: the offsets of `TopicSource.starts`.
     """
-    held, topic = entry.held, state.identity.topic
-    firsts = {p: held.intervals(topic, p)[0][0] for _, p in held.partitions}
+    in_ledger, topic = entry.held, state.identity.topic
+    firsts = {p: in_ledger.intervals(topic, p)[0][0] for _, p in in_ledger.partitions}
     return {p: starts.get(p, min(marks.low, firsts.get(p, marks.low))) for p, marks in state.marks.items()}
 
 

@@ -112,7 +112,7 @@ class LandingReport:
             "ranges": triples(self.entry.landed),
             "lost": triples(self.entry.lost),
             "remaining_lag": self.remaining_lag,
-            "interval": self.interval and [iso(at) for at in self.interval],
+            "interval": self.interval and [iso(time_ms) for time_ms in self.interval],
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
             "rows_beside": self.foreign_rows,

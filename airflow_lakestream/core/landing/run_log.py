@@ -16,6 +16,7 @@ from airflow_lakestream.core.source_types import SourceType
 
 log = logging.getLogger(__name__)
 
+# Seconds between two lines of progress.
 LOG_INTERVAL = 30.0
 # More ranges than these would hide the rest of the line.
 _SHOWN = 16
@@ -71,7 +72,7 @@ def log_silent_columns(table: str, silent: Mapping[str, str]) -> None:
 
 def log_stale_columns(table: str, changed: Mapping[str, SourceType]) -> None:
     """Log the columns found dropped and added again by a commit."""
-    if columns := [path for path, one in sorted(changed.items()) if one.stale]:
+    if columns := [path for path, source_type in sorted(changed.items()) if source_type.stale]:
         log.warning("%s: stale columns, %s.", table, stale_text(columns))
 
 
@@ -136,9 +137,9 @@ def offsets_text(ranges: RangeSet) -> str:
 
 def ranges_text(ranges: RangeSet) -> str:
     """Return a text with the first ranges and the number of further ranges."""
-    known = [str(one) for one in ranges]
-    more = len(known) - _SHOWN
-    return (", ".join(known[:_SHOWN]) or "no offsets") + (f" and {more} ranges more" if more > 0 else "")
+    texts = [str(offset_range) for offset_range in ranges]
+    further = len(texts) - _SHOWN
+    return (", ".join(texts[:_SHOWN]) or "no offsets") + (f" and {further} ranges more" if further > 0 else "")
 
 
 def span(seconds: float) -> str:

@@ -16,6 +16,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 OFFSETS_END = 2**63 - 1
 # A file whose bounds span more partitions is read instead.
 _MOST_PARTITIONS = 1_000
+# Places of rows that an error names, at most.
 _BOXES_NAMED = 10
 
 
@@ -89,14 +90,15 @@ class ForeignRowQuery:
         return fates.pop() if len(fates) == 1 else None
 
     def _fate(self, partition: int, low: int, high: int) -> RowFate | None:
-        known, wanted = self.accounted(partition), self.in_the_way(partition)
-        if any(start <= low and high < end for start, end in known):
+        """Return the common fate of rows at a partition's offsets from `low` to `high`, or None if they differ."""
+        in_ledgers, to_land = self.accounted(partition), self.in_the_way(partition)
+        if any(start <= low and high < end for start, end in in_ledgers):
             return RowFate.ACCOUNTED
-        if any(start <= high and low < end for start, end in known):
+        if any(start <= high and low < end for start, end in in_ledgers):
             return None
-        if any(start <= low and high < end for start, end in wanted):
+        if any(start <= low and high < end for start, end in to_land):
             return RowFate.IN_THE_WAY
-        return None if any(start <= high and low < end for start, end in wanted) else RowFate.OUTSIDE
+        return None if any(start <= high and low < end for start, end in to_land) else RowFate.OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class UnaccountedRows:
 LookForRows = Callable[[ForeignRowQuery], UnaccountedRows]
 
 
-def no_rows(asked: ForeignRowQuery) -> UnaccountedRows:
+def no_rows(query: ForeignRowQuery) -> UnaccountedRows:
     """Return an empty result for any query: for a missing table, or for rows without positions."""
     return UnaccountedRows()
 

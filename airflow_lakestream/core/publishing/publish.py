@@ -283,21 +283,21 @@ def _next_steps(
     position. The ends are None if there is nothing to publish. Raises PositionsUnknown if there are files and no
     position of the engine is known.
     """
-    known: tuple[Sequence[BranchStep], dict[int, int]] | None = None
+    publishable: tuple[Sequence[BranchStep], dict[int, int]] | None = None
     rows = 0
     for number, step in enumerate(new_snapshots, 1):
         rows += step.rows
-        if known is not None and rows > job.most_rows:
-            return known
+        if publishable is not None and rows > job.most_rows:
+            return publishable
         ends = job.positions.at(step.snapshot) if step.snapshot.summary else None
         if ends is not None:
-            known = new_snapshots[:number], dict(ends)
+            publishable = new_snapshots[:number], dict(ends)
     beyond = job.positions.beyond()
     if beyond is not None:
         return new_snapshots, dict(beyond)
-    if known is None and any(step.files for step in new_snapshots):
+    if publishable is None and any(step.files for step in new_snapshots):
         raise PositionsUnknown(job.table, job.branch, new_snapshots[-1].snapshot.snapshot_id)
-    return known or ((), None)
+    return publishable or ((), None)
 
 
 def _look(job: PublicationJob) -> tuple[TableState, TopicState, TopicEntry]:
@@ -328,13 +328,14 @@ def _refuse_foreign_rows(job: PublicationJob, table: TableState, claim: EngineCl
     """
     identity = claim.state.identity
     for other, ledger in table.other_ledgers.items():
-        if taken := landed & ledger.entry(identity).landed:
-            raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+        if landed_by_other := landed & ledger.entry(identity).landed:
+            raise LandedByAnotherGroup(landed_by_other, job.consumer_group, other, job.table, table.part)
     # Foreign rows can only be met by the group's first publication: later rows are in its ledger.
     if claim.entry.landed and claim.entry.origin:
         return
     ledgers = (table.ledger, *table.other_ledgers.values())
-    known = union(one.landed for of in ledgers for key, one in of.topics.items() if key.topic == identity.topic)
+    entries = (item for ledger in ledgers for item in ledger.topics.items())
+    known = union(entry.landed for key, entry in entries if key.topic == identity.topic)
     look(table.look_for_rows, ForeignRowQuery(identity.topic, known, claim.begins), job.table, job.consumer_group)
 
 

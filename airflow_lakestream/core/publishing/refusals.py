@@ -297,12 +297,12 @@ class EngineClaim:
 
         :param last: the last published snapshot; None if only the engine's ends moved: then the known snapshot stays.
         """
-        known = self.entry.published.get(branch)
+        earlier = self.entry.published.get(branch)
         if last is not None:
             return {branch: PublicationMarker(last.snapshot_id, last.sequence, dict(self.ends))}
         if self.ends:
-            at = (0, 0) if known is None else (known.snapshot_id, known.sequence)
-            return {branch: PublicationMarker(*at, dict(self.ends))}
+            last_snapshot = (0, 0) if earlier is None else (earlier.snapshot_id, earlier.sequence)
+            return {branch: PublicationMarker(*last_snapshot, dict(self.ends))}
         return {}
 
 
@@ -324,21 +324,21 @@ def check_rows(
     Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, BranchFileGone,
     ColumnsMoved.
     """
-    topic, read_in_total, held = claim.state.identity.topic, claim.read_in_total, claim.held
+    topic, read_in_total, in_ledger = claim.state.identity.topic, claim.read_in_total, claim.held
     positions, twice = RangeSet(), 0
     files: list[BranchFile] = []
     places: list[str] = []
     for step in steps:
         for file in step.files:
             file_rows = sink.positions_of(file, claim.state.identity)
-            if _is_on_main(step, file, file_rows, held, table, branch):
+            if _is_on_main(step, file, file_rows, in_ledger, table, branch):
                 continue
             if file_rows.strange:
                 raise RowsWithoutPosition(table, branch, topic, file.path, file_rows.strange)
-            again = file_rows.positions & positions
-            if repeated := file_rows.repeated + again.width:
+            repeated_positions = file_rows.positions & positions
+            if repeated := file_rows.repeated + repeated_positions.width:
                 twice += repeated
-                places.append(str(again) if again else file.path)
+                places.append(str(repeated_positions) if repeated_positions else file.path)
             positions |= file_rows.positions
             files.append(file)
     if twice:
@@ -348,18 +348,18 @@ def check_rows(
     return BranchRows(positions, files)
 
 
-def _is_on_main(step: BranchStep, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
+def _is_on_main(step: BranchStep, file: BranchFile, rows: FileRows, held: RangeSet, table: str, branch: str) -> bool:
     """Return whether the ledger has all rows of a file already: the file is then left out.
 
     That is allowed only if the file's snapshot has expired, so that the file is older than the branch. Raises
     RowsOnMain if the snapshot is known, and BranchHistoryLost if only some of the rows are in the ledger.
     """
-    taken = found.positions & held
-    if not taken:
+    landed = rows.positions & held
+    if not landed:
         return False
     if step.snapshot.summary:
-        raise RowsOnMain(table, branch, taken)
-    if taken != found.positions or found.strange:
+        raise RowsOnMain(table, branch, landed)
+    if landed != rows.positions or rows.strange:
         raise BranchHistoryLost(table, branch, file.path)
     return True
 
@@ -395,14 +395,14 @@ def check_left_out(
 
     Raises LeftOutUnproven.
     """
-    there = shown.values | shown.tombstones
+    in_kafka = shown.values | shown.tombstones
     if line is None or new_snapshots.unproven:
-        if doubtful := there if line is None else there | (shown.gone & line.passed):
+        if doubtful := in_kafka if line is None else in_kafka | (shown.gone & line.passed):
             reason = new_snapshots.unproven or "what its jobs have read is not noted"
             raise LeftOutUnproven(table, branch, doubtful, reason)
         return
     topic = claim.state.identity.topic
-    if unread := there & union(RangeSet.of(topic, p, 0, at) for p, at in line.begins.items()):
+    if unread := in_kafka & union(RangeSet.of(topic, p, 0, begin) for p, begin in line.begins.items()):
         reason = "the engine's job began behind them. Main was rolled back to before that"
         raise LeftOutUnproven(table, branch, unread, reason)
 
@@ -439,7 +439,7 @@ def reckon(
     skipped = RangeSet() if filters else shown.tombstones
     counts = {}
     for p in sorted({p for part in (rows.positions, filtered, skipped) for _, p in part.partitions}):
-        written, left, passed = (part.of_partition(topic, p).width for part in (rows.positions, filtered, skipped))
-        counts[p] = Counts(written + left + passed, written, skipped=passed, filtered=left)
+        widths = [part.of_partition(topic, p).width for part in (rows.positions, skipped, filtered)]
+        counts[p] = Counts(sum(widths), written=widths[0], skipped=widths[1], filtered=widths[2])
     # Rows may come late, at offsets that an earlier publication called missing.
     return PublicationOutcome((claim.new - missing - lost) | rows.positions, lost, missing, counts)

@@ -71,8 +71,8 @@ def folder_of(run_id: str) -> str:
     return f"lakestream-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
 
 
-def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
-    """Plan a run, and cut the plan into at most `most` shares of nearly equal width.
+def plan_shares(job: LandingJob, most_shares: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
+    """Plan a run, and cut the plan into at most `most_shares` shares of nearly equal width.
 
     If the table, or the group's origin, is not written down yet, a landing without rows does that first, so that
     all shares are written for one table, from one beginning. No shares are returned if nothing is to be read, or if
@@ -83,12 +83,15 @@ def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> S
     """
     _refuse(job)
     conflicts = ConflictCount(partial(Contention, job.table), stop=job.stop, then="Planning again.")
-    return conflicts.run(partial(_try_to_plan_shares, job, most, least_width))
+    return conflicts.run(partial(_try_to_plan_shares, job, most_shares, least_width))
 
 
 def _try_to_plan_shares(job: LandingJob, most: int, least_width: int) -> SharedPlan:
-    # The plan has an origin only if the ledger has none yet. The first round commits it, and a missing table, without
-    # rows; the second round finds both.
+    """Plan a run and return its shares; see `plan_shares`. Raises Conflict.
+
+    The plan has an origin only if the ledger has none yet. The first round commits the origin, and creates a missing
+    table, without rows; the second round finds both.
+    """
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -151,7 +154,8 @@ def land_pieces(job: LandingJob, pieces: Sequence[SharePiece], within: RangeSet 
 
 
 def _refuse(job: LandingJob) -> None:
-    _ = job.shared
+    """Refuse a job that several workers can't share. Raises NotShared, InvalidArgument."""
+    job.sink.check_shared()
     if job.replaces:
         raise InvalidArgument("replace", "is not for a group of tasks.", "Use KafkaExtractOperator, in one task.")
     if job.limits.idle_timeout:
@@ -206,6 +210,7 @@ def _commit_without_rows(job: LandingJob, table: TableState, plan: Plan) -> bool
 
 
 def _read_pieces(job: LandingJob, table: TableState, plan: Plan) -> list[SharePiece]:
+    """Read a plan into pieces; offsets that the log lost meanwhile, or that the job gives up, are left out."""
     pieces: list[SharePiece] = []
     batch = Batch(plan)
     progress = ReadProgress(plan.state.identity.topic, plan.ranges.width)

@@ -22,6 +22,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
+# The version of the JSON form.
 VERSION = 5
 Read = TypeVar("Read")
 
@@ -137,36 +138,36 @@ class HandedPieces:
         self._taken: set[int] = set()
 
     def usable(
-        self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
+        self, identity: TopicIdentity, in_ledger: RangeSet, misfit: Callable[[Files], str | None]
     ) -> list[SharePiece]:
         """Return the pieces fit for a commit; the offsets of unfit pieces are read again if still missing.
 
         Logs a warning of each unfit piece, except pieces that this run has committed itself.
 
-        :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
+        :param in_ledger: offsets that no longer need landing; a piece that overlaps them was landed by another run.
         :param misfit: returns the reason why files can't go into the table as it is now, or None.
         """
         usable_pieces: list[SharePiece] = []
         for number, piece in enumerate(self._pieces):
-            reason = self._unfit_reason(piece, identity, held, misfit)
+            reason = self._unfit_reason(piece, identity, in_ledger, misfit)
             if reason is None:
                 usable_pieces.append(piece)
-                held |= piece.ranges
+                in_ledger |= piece.ranges
             elif number not in self._taken:
                 log.warning("Files of %s are not used: %s.", piece.ranges, reason)
         return usable_pieces
 
     def take(self, pieces: Iterable[SharePiece]) -> None:
         """Mark pieces as committed by this run: `usable` then gives no warning of their landed offsets."""
-        taken = set(map(id, pieces))
-        self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
+        ids = set(map(id, pieces))
+        self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in ids}
 
     def _unfit_reason(
-        self, piece: SharePiece, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
+        self, piece: SharePiece, identity: TopicIdentity, in_ledger: RangeSet, misfit: Callable[[Files], str | None]
     ) -> str | None:
         if piece.identity != identity:
             return "they were read from another incarnation of the topic"
-        if overlap := piece.ranges & held:
+        if overlap := piece.ranges & in_ledger:
             return f"{overlap} is landed already"
         return misfit(piece.files)
 
@@ -180,16 +181,16 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
     width = ranges.width
     count = min(most, max(1, width // max(1, least_width))) if width else 0
     shares: list[list[OffsetRange]] = [[] for _ in range(count)]
-    at = number = 0
+    position = number = 0
     for r in ranges:
         start = r.from_offset
         while start < r.until_offset:
             # Share `number` ends at this multiple of the mean width, counted over all partitions.
-            until = min(r.until_offset, start + width * (number + 1) // count - at)
+            until = min(r.until_offset, start + width * (number + 1) // count - position)
             shares[number].append(OffsetRange(r.topic, r.partition, start, until))
-            at += until - start
+            position += until - start
             start = until
-            number += at == width * (number + 1) // count
+            number += position == width * (number + 1) // count
     return [RangeSet(share) for share in shares]
 
 
@@ -202,14 +203,14 @@ def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
     if width <= most:
         return ranges
     sets = [ranges.of_partition(*key) for key in ranges.partitions]
-    quotas = [one.width * most // width for one in sets]
-    rest = most - sum(quotas)
+    quotas = [part.width * most // width for part in sets]
+    remaining = most - sum(quotas)
     # Rounding down left some offsets over: one more for each of the first partitions.
-    for number, one in enumerate(sets):
-        if rest and quotas[number] < one.width:
+    for number, part in enumerate(sets):
+        if remaining and quotas[number] < part.width:
             quotas[number] += 1
-            rest -= 1
-    return union(_beginning(one, quota) for one, quota in zip(sets, quotas, strict=True))
+            remaining -= 1
+    return union(_beginning(part, quota) for part, quota in zip(sets, quotas, strict=True))
 
 
 def ranges_to_dict(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
@@ -223,16 +224,18 @@ def ranges_from_dict(data: Mapping[str, Any]) -> RangeSet:
 
 
 def _beginning(ranges: RangeSet, width: int) -> RangeSet:
-    taken = []
+    """Return the first `width` offsets."""
+    first_ranges = []
     for r in ranges:
         if width > 0:
             until = min(r.until_offset, r.from_offset + width)
-            taken.append(OffsetRange(r.topic, r.partition, r.from_offset, until))
+            first_ranges.append(OffsetRange(r.topic, r.partition, r.from_offset, until))
             width -= until - r.from_offset
-    return RangeSet(taken)
+    return RangeSet(first_ranges)
 
 
 def _heading(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
+    """Return the version, topic and ranges of a share or a piece as JSON-ready values."""
     return {
         "version": VERSION,
         "topic": identity.topic,
@@ -243,11 +246,13 @@ def _heading(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
 
 
 def _head(data: Mapping[str, Any]) -> tuple[TopicIdentity, RangeSet]:
+    """Parse the topic and the ranges from the values of `_heading`."""
     identity = TopicIdentity(data["topic"], data["id"], data["cluster"])
     return identity, decode_ranges(data["ranges"], identity.topic)
 
 
 def _read(data: Mapping[str, Any], make: Callable[[], Read]) -> Read:
+    """Check the version of `data`, and return the object that `make` parses. Raises UnreadablePiece."""
     try:
         if data["version"] != VERSION:
             raise UnreadablePiece(f"its version is {data['version']}, this one reads {VERSION}")

@@ -83,20 +83,20 @@ def read_in_rounds(
     """
     pieces: list[SharePiece] = []
     while ranges:
-        asked, first = first or ranges, None
-        answers = read(asked)
+        round_ranges, first = first or ranges, None
+        answers = read(round_ranges)
         new = [answer.piece for answer in answers if answer.piece is not None]
         done = union(piece.ranges for piece in new)
-        left = RangeSet(chunk for answer in answers for chunk in answer.left.chunks)
+        undecided = RangeSet(chunk for answer in answers for chunk in answer.left.chunks)
         brought: dict[Any, Place] = {}
         for answer in answers:
             for item, place in answer.left.brought.items():
                 _note(brought, item, place)
-        due = _in_order(brought, asked - done - left)
-        if not done and not due:
-            raise AssertionError(f"the workers read no record of {asked}, and asked for no decision")
-        if due:
-            decide(due)
+        questions = _in_order(brought, round_ranges - done - undecided)
+        if not done and not questions:
+            raise AssertionError(f"the workers read no record of {round_ranges}, and asked for no decision")
+        if questions:
+            decide(questions)
         pieces += new
         ranges -= done
     return pieces
@@ -111,11 +111,12 @@ def _in_order(brought: Mapping[Any, Place], unseen: RangeSet) -> list[Any]:
     :param unseen: offsets of this round that were neither read nor left.
     """
     ends = {partition: unseen.intervals(topic, partition)[0][0] for topic, partition in unseen.partitions}
-    in_order = sorted(brought.items(), key=lambda one: one[1])
+    in_order = sorted(brought.items(), key=lambda item_and_place: item_and_place[1])
     # In a partition without unseen records the bound is above the question itself, so that it is decided
     # now.
     return [item for item, (partition, offset, _) in in_order if offset < ends.get(partition, offset + 1)]
 
 
 def _note(brought: dict[Any, Place], item: Any, place: Place) -> None:
+    """Note a question with its first place."""
     brought[item] = min(place, brought.get(item, place))

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 LEAST_WIDTH = 100_000
 # Rejected records that a process keeps before it hands them over.
 MOST_REJECTED = 20_000
-# How often to look at `stop`: a signal's handler sets it without waking anybody.
+# Seconds between two looks at `stop`, since a signal's handler sets this event without waking a thread.
 STOP_INTERVAL = 0.5
 _HAND_OVER = "hand over"
 _STOP = "stop"
@@ -56,6 +56,8 @@ class ReadOrder:
 
 @dataclass(frozen=True)
 class _ChildProgress:
+    """Message of a child after a chunk: the offsets, the counts, the bad records and the bytes."""
+
     covers: OffsetRange
     counts: Counts
     bad: BadRecords
@@ -76,6 +78,7 @@ class _EndMessage:
     """The process has no more to hand over for this order."""
 
 
+# The pieces for a commit, and whether they are the last ones.
 Round = tuple[list[SharePiece], bool]
 # Returns whether to commit now: from the records, the bad records and the bytes read since the last
 # commit.
@@ -164,6 +167,7 @@ class _ShareReading:
         yield self.pieces, True
 
     def _receive(self) -> Iterator[tuple[int, Any]]:
+        """Yield each message with the child's number. Raises Stopped, and a child's error."""
         if self.job.stop.is_set():
             raise Stopped
         for number, message in self.children.receive(sorted(self.busy), STOP_INTERVAL):
@@ -173,6 +177,7 @@ class _ShareReading:
             yield number, message
 
     def _take(self, number: int, message: object, progress: ReadProgress) -> None:
+        """Count a child's progress, keep its piece, or note its end."""
         if isinstance(message, _ChildProgress):
             self.records += message.counts.read
             self.bad += message.bad
@@ -213,6 +218,7 @@ class _ShareReading:
             self.job.shared.sweep(self.folder)
 
     def _has_stopped(self, number: int, patience: float) -> bool:
+        """Receive a child's next messages; return whether it has ended. After `patience` seconds, kill it."""
         try:
             answers = self.children.receive([number], patience)
         except Exception as e:  # noqa: BLE001  # the child process is dead, and its first error is raised
@@ -280,10 +286,10 @@ class ReaderProcess:
                 log.debug("No process receives %s any more", answer)
 
     def _hear(self, message: object) -> bool:
+        """Note a signal in the listening thread, and return True; return False for an order, left to `serve`."""
         if isinstance(message, ReadOrder):
             # Set here, in the listening thread: a stop may arrive before its order is begun.
             self._stop, self._hand_over = threading.Event(), threading.Event()
-            # Not heard here: the order is a request, yielded to `serve`.
             return False
         (self._hand_over if message == _HAND_OVER else self._stop).set()
         return True
@@ -294,7 +300,7 @@ class ReaderProcess:
         with or_discard(job.sink):
             self._read_share(job, order, rejects)
 
-    def _read_share(self, job: LandingJob, order: ReadOrder, kept: _RejectBuffer) -> None:
+    def _read_share(self, job: LandingJob, order: ReadOrder, rejects: _RejectBuffer) -> None:
         share = order.share
         table = job.sink.load(order.run_id)
         job.shared.write_below(order.folder)
@@ -305,13 +311,17 @@ class ReaderProcess:
             for chunk in results:
                 take(job.sink, job.rejects, batch, chunk)
                 self._child.send(_ChildProgress(chunk.covers, chunk.counts, chunk.bad, chunk.size))
-                asked = self._hand_over.is_set()
-                if asked or len(kept) >= MOST_REJECTED:
+                is_asked = self._hand_over.is_set()
+                if is_asked or len(rejects) >= MOST_REJECTED:
                     self._hand_over.clear()
-                    batch = self._pass_on(job, batch, kept, asked=asked)
-        self._pass_on(job, batch, kept, asked=False)
+                    batch = self._pass_on(job, batch, rejects, asked=is_asked)
+        self._pass_on(job, batch, rejects, asked=False)
 
     def _pass_on(self, job: LandingJob, batch: Batch, kept: _RejectBuffer, *, asked: bool) -> Batch:
+        """Send the batch as a piece, with the rejected records; return the next batch.
+
+        :param asked: whether the parent asked for the piece.
+        """
         piece = batch.piece(job.shared.hand_over()) if batch.covers_anything else None
         self._child.send(_PieceMessage(piece, kept.take(), asked))
         # The parent has taken the files: an error from here on must not delete them.
