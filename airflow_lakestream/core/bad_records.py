@@ -59,9 +59,7 @@ class BadRecords:
             return self
         causes = Counter(self.causes) + Counter(other.causes)
         return BadRecords(
-            self.count + other.count,
-            _most_frequent((*self.kinds, *other.kinds)),
-            dict(causes.most_common(MOST_CAUSES)),
+            self.count + other.count, _most_frequent((*self.kinds, *other.kinds)), dict(causes.most_common(MOST_CAUSES))
         )
 
     def __str__(self) -> str:

@@ -194,8 +194,7 @@ def _reading_in_newest_file(facts: TableFacts, head: SnapshotFacts, consumer_gro
     """Return the reading if the walk from the head meets an anchor in the newest file, or None.
 
     A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
-    every snapshot of the table. None means that the full search is needed: for an expired snapshot, or a
-    cherry-pick.
+    every snapshot of the table. None means that the full search is needed: for an expired snapshot, or a cherry-pick.
     """
     anchors = _anchors_of(facts.properties, consumer_group)
     above: list[JournalEntry] = []

@@ -248,8 +248,7 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
 def colliding_topics(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
     """Return, for each topic in a shared table, another topic of the table.
 
-    Topics share a table if the template gives their names the same table. A topic that can't name a table is left
-    out.
+    Topics share a table if the template gives their names the same table. A topic that can't name a table is left out.
     """
     by_table: dict[str, list[str]] = {}
     for topic in topics if template.by_topic else ():

@@ -17,15 +17,16 @@ from airflow_lakestream.tables.rising import distinct
 
 TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
+# Arrays of 64-bit offsets, by topic and partition.
 Offsets = Mapping[PartitionKey, pa.Array]
 
 
 def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
     """Return a mask: True for rows of records in `ranges`, False for all further rows, also for NULL."""
     hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
-    there = set(pc.unique(rows[PARTITION]).to_pylist())
+    partitions = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
-        if key[1] in there:
+        if key[1] in partitions:
             hit = pc.or_(hit, pc.and_(is_of(rows, key), is_within(rows[OFFSET], ranges.intervals(*key))))
     return hit
 
@@ -53,20 +54,17 @@ def is_within(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Arr
     steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
     order = pc.array_sort_indices(pa.concat_arrays(keys))
     inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)
-    # The inverse of the sort: each answer returns to the place of its offset, behind the places of the borders.
+    # The inverse of the sort moves each answer back to the place of its offset, behind the places of the borders.
     back = pc.array_sort_indices(order)
     return inside.take(back.slice(2 * len(starts)))
 
 
-def missing_in(offsets: Offsets, held: Offsets) -> RangeSet:
-    """Return the offsets of `offsets` without an equal offset in `held`.
-
-    A partition without an entry in `held` has no offset there.
-    """
+def missing_in(offsets: Offsets, present: Offsets) -> RangeSet:
+    """Return the offsets of `offsets` without an equal offset in `present`, which may lack a partition."""
     missing: list[OffsetRange] = []
     for key, some in offsets.items():
-        known = pc.is_in(some, value_set=held.get(key, pa.array([], pa.int64())))
-        strange = some.filter(pc.invert(known)).to_pylist()
+        is_present = pc.is_in(some, value_set=present.get(key, pa.array([], pa.int64())))
+        strange = some.filter(pc.invert(is_present)).to_pylist()
         missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
     return RangeSet(missing)
 

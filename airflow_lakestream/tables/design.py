@@ -17,8 +17,8 @@ class TableDesign:
 
     :param metadata: the metadata columns added to each row.
     :param schema: the columns of the payload; None to infer the columns from records.
-    :param partition_by: None asks for nothing: a new table gets no partitions, an existing table keeps its own.
-    :param sort_order: None asks for nothing, in the same way.
+    :param partition_by: terms of the partitions. None: a new table has no partitions, an existing table keeps its own.
+    :param sort_order: terms of the order of rows. None: a new table has no order, an existing table keeps its own.
     :param properties: the properties of a new table.
     :param evolution: the allowed changes of an existing table's schema.
     :param rescues: rows have the column RESCUED. A table without this column gets it, even if `evolution` allows no

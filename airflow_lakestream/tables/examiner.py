@@ -16,7 +16,7 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 WEEK = timedelta(days=7)
 
-# Landings with their times in milliseconds, the newest first.
+# Landings with their times in milliseconds since the epoch, the newest first.
 History = Iterable[tuple[int, Landing]]
 
 
@@ -60,10 +60,10 @@ class LandingExaminer:
         since = (time.time() - WEEK.total_seconds()) * 1000
         topics = {identity.topic for identity in landing.topics}
         rows = []
-        for at, one in history():
-            if at < since:
+        for time_ms, earlier in history():
+            if time_ms < since:
                 break
-            of_topics = [entry for identity, entry in one.topics.items() if identity.topic in topics]
+            of_topics = [entry for identity, entry in earlier.topics.items() if identity.topic in topics]
             if any(entry.counts.read for entry in of_topics) and not any(entry.replaced for entry in of_topics):
                 rows.append(sum(entry.counts.written for entry in of_topics))
         return sum(rows) / len(rows) if rows else None
@@ -87,5 +87,5 @@ def brings_any(landing: Landing) -> bool:
 
 def beginning_of(landing: Landing) -> Landing:
     """Return a landing of the group's first offsets alone, for a landing that may fail its checks."""
-    topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
+    topics = {key: TopicEntry(origin=entry.origin, epochs=entry.epochs) for key, entry in landing.topics.items()}
     return Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)

@@ -30,14 +30,15 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
     """
     for identity, change in landing.topics.items():
         check_follows(table, change, own.entry(identity))
-    if taken := own.overlap(landing):
-        raise LedgerConflict(table, taken)
+    if landed := own.overlap(landing):
+        raise LedgerConflict(table, landed)
     if not landing.replaces_types and (column := other_meaning(landing.types, own.types)) is not None:
         raise TypesConflict(table, column)
     # Offsets that another group gave up have no rows in the table, so only landed offsets are in the way.
     changes = landing.topics.items()
-    if taken := union(one.entry(identity).landed & change.landed for one in others for identity, change in changes):
-        raise LedgerConflict(table, taken)
+    overlaps = (ledger.entry(identity).landed & change.landed for ledger in others for identity, change in changes)
+    if landed := union(overlaps):
+        raise LedgerConflict(table, landed)
 
 
 def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
@@ -93,7 +94,7 @@ def check_replace(
     problems = [
         f"rows of {topic!r} that consumer group {group!r} landed"
         for group, other in ledgers.items()
-        if group != consumer_group and any(e.landed for of, e in other.topics.items() if of.topic == topic)
+        if group != consumer_group and any(e.landed for key, e in other.topics.items() if key.topic == topic)
     ]
     if any(ledger.entry(other).landed for other in ledger.other_incarnations(topic, identity)):
         problems.insert(0, f"rows of an earlier topic of the name {topic!r}")

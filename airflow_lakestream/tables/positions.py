@@ -38,17 +38,17 @@ class PositionColumns:
 
         :param only_topic: the topic of all rows, if the text names no column for the topic.
         """
-        given: dict[str, str] = {}
-        for part in filter(None, (one.strip() for one in text.split(","))):
+        paths: dict[str, str] = {}
+        for part in filter(None, (text_part.strip() for text_part in text.split(","))):
             name, equals, path = part.partition("=")
-            if name not in _PARTS or not equals or not path or name in given:
+            if name not in _PARTS or not equals or not path or name in paths:
                 raise InvalidArgument(
                     "--columns", f"{part!r} names no column.", 'Write "topic=a,partition=b,offset=c.d"; topic may go.'
                 )
-            given[name] = path
-        if lacking := [name for name in _PARTS[1:] if name not in given]:
+            paths[name] = path
+        if lacking := [name for name in _PARTS[1:] if name not in paths]:
             raise InvalidArgument("--columns", f"{' and '.join(lacking)} is missing: rows are identified by both.")
-        return cls(given.get("topic"), given["partition"], given["offset"], only_topic)
+        return cls(paths.get("topic"), paths["partition"], paths["offset"], only_topic)
 
     @classmethod
     def of_paths(cls, paths: Mapping[str, str], only_topic: str) -> PositionColumns:
@@ -94,23 +94,24 @@ class PositionColumns:
         Without a column for the topic, rows with an offset get `only_topic`, and rows without an offset get NULL.
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        found = {name: _column(table, path) for name, path in self.paths.items()}
+        by_name = {name: _column(table, path) for name, path in self.paths.items()}
         if self.topic is None:
-            lacks = pc.is_null(found[OFFSET])
+            lacks = pc.is_null(by_name[OFFSET])
             nothing = pa.scalar(None, pa.string())
-            found[TOPIC] = pc.if_else(lacks, nothing, pa.scalar(self.only_topic))
-        return pa.table({name: found[name] for name in COORDINATES})
+            by_name[TOPIC] = pc.if_else(lacks, nothing, pa.scalar(self.only_topic))
+        return pa.table({name: by_name[name] for name in COORDINATES})
 
 
 OWN_COLUMNS = PositionColumns()
 
 
 def _type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    first, *rest = path.split(".")
+    """Return the type of a column or of a field in structs, or None if the schema lacks the path."""
+    first, *inner_names = path.split(".")
     if first not in schema.names:
         return None
     kind = schema.field(first).type
-    for name in rest:
+    for name in inner_names:
         if not arrow.is_struct(kind) or kind.get_field_index(name) < 0:
             return None
         kind = kind.field(name).type
@@ -118,14 +119,14 @@ def _type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def _column(rows: pa.Table, path: str) -> pa.ChunkedArray:
-    first, *rest = path.split(".")
+    first, *inner_names = path.split(".")
     column = rows[first]
-    for name in rest:
+    for name in inner_names:
         column = pc.struct_field(column, name)
     return column
 
 
-# A table property for each group.
+# Prefix of a table property, followed by a group's name: the receipts of the group's adoptions.
 PREFIX = "lakestream.adopted."
 
 
@@ -160,7 +161,7 @@ class AdoptionReceipt:
 
 def receipts(properties: Mapping[str, str], consumer_group: str) -> Sequence[AdoptionReceipt]:
     """Return the receipts of a group's adoptions, oldest first."""
-    return [AdoptionReceipt(**one) for one in json.loads(properties.get(PREFIX + consumer_group, "[]"))]
+    return [AdoptionReceipt(**fields) for fields in json.loads(properties.get(PREFIX + consumer_group, "[]"))]
 
 
 def has_adopted(properties: Mapping[str, str]) -> bool:
@@ -175,5 +176,5 @@ def noted(properties: Mapping[str, str], consumer_group: str, receipt: AdoptionR
 
     :param properties: the table's present properties, with the earlier receipts.
     """
-    found = [asdict(one) for one in (*receipts(properties, consumer_group), receipt)]
-    return {PREFIX + consumer_group: json.dumps(found, separators=(",", ":"), ensure_ascii=False)}
+    receipt_fields = [asdict(known) for known in (*receipts(properties, consumer_group), receipt)]
+    return {PREFIX + consumer_group: json.dumps(receipt_fields, separators=(",", ":"), ensure_ascii=False)}

@@ -172,9 +172,9 @@ class RemovedPositions:
     @classmethod
     def joined(cls, parts: Iterable[RemovedPositions]) -> RemovedPositions:
         """Return the union."""
-        known = list(parts)
-        own = RangeSet(one for part in known for one in part.own)
-        return cls(own, RangeSet(one for part in known for one in part.adopted))
+        all_parts = list(parts)
+        own = RangeSet(offset_range for part in all_parts for offset_range in part.own)
+        return cls(own, RangeSet(offset_range for part in all_parts for offset_range in part.adopted))
 
 
 @dataclass(frozen=True)
@@ -190,15 +190,15 @@ class PositionReader:
     @classmethod
     def of(cls, schema: pa.Schema, properties: Mapping[str, str]) -> PositionReader:
         """Return the reader for a table."""
-        found: list[tuple[PositionColumns, RangeSet | None]] = []
+        readable: list[tuple[PositionColumns, RangeSet | None]] = []
         if not OWN_COLUMNS.missing(schema):
-            found.append((OWN_COLUMNS, None))
+            readable.append((OWN_COLUMNS, None))
         for group in (name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)):
-            for one in receipts(properties, group):
-                if one.columns is not None:
-                    columns = PositionColumns.of_paths(one.columns, one.topic)
-                    found += [] if columns.missing(schema) else [(columns, one.verifiable)]
-        return cls(found)
+            for receipt in receipts(properties, group):
+                if receipt.columns is not None:
+                    columns = PositionColumns.of_paths(receipt.columns, receipt.topic)
+                    readable += [] if columns.missing(schema) else [(columns, receipt.verifiable)]
+        return cls(readable)
 
     @property
     def roots(self) -> Sequence[str]:
@@ -207,7 +207,7 @@ class PositionReader:
 
     def positions(self, rows: pa.Table) -> RemovedPositions:
         """Return the offsets of rows."""
-        return RemovedPositions.joined(_positions(rows, *one) for one in self.columns)
+        return RemovedPositions.joined(_positions(rows, *columns_and_provable) for columns_and_provable in self.columns)
 
     def proven(self, bounds: Sequence[tuple[Any, Any] | None], rows: int | None, *, has_nulls: bool) -> RangeSet | None:
         """Return the offsets of a file's rows if metadata prove them; None if the file has to be read.
@@ -226,11 +226,13 @@ class PositionReader:
 
 
 def _positions(rows: pa.Table, columns: PositionColumns, provable: RangeSet | None) -> RemovedPositions:
-    found = RangeSet(one for part in _ranges(columns.of(rows)) for one in part)
-    return RemovedPositions(own=found) if provable is None else RemovedPositions(adopted=found & provable)
+    """Return the offsets of rows by these columns; `provable` are the adopted offsets, or None for own columns."""
+    offsets = RangeSet(offset_range for part in _ranges(columns.of(rows)) for offset_range in part)
+    return RemovedPositions(own=offsets) if provable is None else RemovedPositions(adopted=offsets & provable)
 
 
 def _ranges(rows: pa.Table) -> Iterator[RangeSet]:
+    """Yield the offsets of rows for each partition; rows without a position are left out."""
     by_partition = rows.select(COORDINATES).drop_null().group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "list")])
     columns = by_partition[TOPIC].to_pylist(), by_partition[PARTITION].to_pylist(), by_partition[f"{OFFSET}_list"]
     for topic, partition, offsets in zip(*columns, strict=True):
@@ -243,7 +245,7 @@ Remainder = TypeVar("Remainder")
 
 @dataclass
 class OldRowFile(Generic[Item, Remainder]):
-    """File with old rows: the number, their offsets, and whether all live rows are old.
+    """File with old rows: the number and the offsets of the old rows, and whether all live rows are old.
 
     :param remainder: the other rows, once they are written.
     """
@@ -262,24 +264,24 @@ class OldRowFile(Generic[Item, Remainder]):
 
         :param is_old: all rows are known to be old.
         """
-        rows, old, found = 0, 0, list[RemovedPositions]()
+        rows, old, removed = 0, 0, list[RemovedPositions]()
         for part in parts:
             chosen = part if is_old else part.filter(cutoff.old(part))
             rows, old = rows + part.num_rows, old + chosen.num_rows
-            found.append(positions.positions(chosen))
-        return cls(file, old, RemovedPositions.joined(found), is_whole=old == rows)
+            removed.append(positions.positions(chosen))
+        return cls(file, old, RemovedPositions.joined(removed), is_whole=old == rows)
 
 
 def files_to_remove(
     ages: Iterable[tuple[Item, FileAge]], newest: Callable[[Item], Any], *, exact: bool
 ) -> tuple[list[Item], int]:
-    """Return the files with rows to remove, oldest first, and the number of files that stay though some may be old.
+    """Return the files with rows to remove, oldest first, and the number of files that stay with possibly old rows.
 
     :param newest: returns the greatest time in a file, for the order.
     """
-    known = list(ages)
-    chosen = [one for one, age in known if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
-    return sorted(chosen, key=newest), 0 if exact else sum(age is FileAge.MIXED for _, age in known)
+    with_ages = list(ages)
+    chosen = [item for item, age in with_ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]
+    return sorted(chosen, key=newest), 0 if exact else sum(age is FileAge.MIXED for _, age in with_ages)
 
 
 def groups_of(table: str, removed: RemovedPositions, ledgers: Mapping[str, Ledger]) -> frozenset[str]:
@@ -315,6 +317,7 @@ def within_bound(
 
 
 def _is_bounded(ledger: Ledger, changes: Mapping[TopicIdentity, TopicEntry]) -> bool:
+    """Return whether no change makes a ledger entry's receipts exceed MOST_RANGES."""
     for identity, change in changes.items():
         before = ledger.entry(identity).forgotten
         after = _further_ranges(before | change.forgotten)
@@ -324,6 +327,7 @@ def _is_bounded(ledger: Ledger, changes: Mapping[TopicIdentity, TopicEntry]) -> 
 
 
 def _further_ranges(ranges: RangeSet) -> int:
+    """Return the number of ranges beyond the first of each partition."""
     return sum(1 for _ in ranges) - len(ranges.partitions)
 
 
@@ -332,20 +336,20 @@ def _changes(
 ) -> Mapping[str, Mapping[TopicIdentity, TopicEntry]]:
     """Return the change of each ledger entry by group. Raises RetentionRefused for offsets of several entries."""
     changes = dict[str, dict[TopicIdentity, TopicEntry]]()
-    known = RangeSet()
+    seen_before = RangeSet()
     for group, ledger in ledgers.items():
         for identity, entry in ledger.topics.items():
             own = (removed.own & entry.landed) - entry.adopted
-            gone = own | (removed.adopted & entry.adopted)
-            if twice := gone & known:
+            removed_here = own | (removed.adopted & entry.adopted)
+            if twice := removed_here & seen_before:
                 problem = f"{twice} was landed by several groups, or from several topics of the name."
                 remedy = "Delete such rows by an engine, then run `lakestream ledger forget`."
                 raise RetentionRefused(table, problem, remedy)
-            if gone:
-                known |= gone
+            if removed_here:
+                seen_before |= removed_here
                 # A damaged table may have rows that no landing counted.
                 rows = min(own.width, entry.counts.written)
-                change = TopicEntry(forgotten=gone, removed=Counts(read=rows, written=rows))
+                change = TopicEntry(forgotten=removed_here, removed=Counts(read=rows, written=rows))
                 changes.setdefault(group, {})[identity] = change
     return changes
 
@@ -354,13 +358,12 @@ def ledgers_after(
     ledgers: Mapping[str, Ledger], changes: Mapping[str, Mapping[TopicIdentity, TopicEntry]]
 ) -> dict[str, Ledger]:
     """Return the changed ledgers by group."""
-    return {
-        group: replace(
-            ledgers[group],
-            topics={**ledgers[group].topics, **{of: ledgers[group].entry(of) + one for of, one in of_group.items()}},
-        )
-        for group, of_group in changes.items()
-    }
+    after = {}
+    for group, of_group in changes.items():
+        ledger = ledgers[group]
+        changed = {identity: ledger.entry(identity) + change for identity, change in of_group.items()}
+        after[group] = replace(ledger, topics={**ledger.topics, **changed})
+    return after
 
 
 @dataclass(frozen=True)
@@ -383,5 +386,5 @@ class RemovalReport:
     @classmethod
     def of(cls, removed: Sequence[OldRowFile[Any, Any]], left: int, *, is_whole: bool) -> RemovalReport:
         """Return the report of the removal of files' old rows."""
-        whole = sum(one.is_whole for one in removed)
-        return cls(sum(one.rows for one in removed), whole, len(removed) - whole, left, is_whole)
+        whole = sum(file.is_whole for file in removed)
+        return cls(sum(file.rows for file in removed), whole, len(removed) - whole, left, is_whole)

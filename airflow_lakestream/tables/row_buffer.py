@@ -71,12 +71,13 @@ def culprits(rows: pa.Table, write: Write) -> dict[int, str]:
     """
     # Fails if the table or a setting is wrong, not a row.
     write(rows.slice(0, 0))
-    found: dict[int, str] = {}
-    _look(rows, 0, write, found)
-    return found
+    errors: dict[int, str] = {}
+    _look(rows, 0, write, errors)
+    return errors
 
 
-def _look(rows: pa.Table, first: int, write: Write, found: dict[int, str]) -> None:
+def _look(rows: pa.Table, first: int, write: Write, errors: dict[int, str]) -> None:
+    """Try to write rows, and add the errors of unwritable rows, by number; the first row has the number `first`."""
     try:
         write(rows)
     except BaseException as error:
@@ -84,15 +85,15 @@ def _look(rows: pa.Table, first: int, write: Write, found: dict[int, str]) -> No
             raise
         if len(rows) == 1:
             text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
-            found[first] = f"no file can hold it: {text[:_LONGEST]}"
+            errors[first] = f"no file can hold it: {text[:_LONGEST]}"
             return
         # The bad rows are in one of the halves, or in both.
         middle = len(rows) // 2
-        _look(rows.slice(0, middle), first, write, found)
-        _look(rows.slice(middle), first + middle, write, found)
+        _look(rows.slice(0, middle), first, write, errors)
+        _look(rows.slice(middle), first + middle, write, errors)
 
 
-# Rows are held until they have this many bytes in Arrow.
+# Rows are buffered until they have this many bytes in Arrow.
 FILE_BYTES = 64 * 2**20
 # One file is written while the next is collected; a third would only take memory.
 WRITES_AHEAD = 1
@@ -103,7 +104,7 @@ File = TypeVar("File")
 class RowBuffer(Generic[File]):
     """Buffer of rows between decoding and files, with writes in the background; holds at most the rows of 1.5 files.
 
-    :param table: its name, for errors.
+    :param table: the table's name, for errors.
     :param prepare: takes rows, and returns a function that writes these rows as files of the current table, and returns
         the files. The function is called in a thread of its own.
     :param trial: returns the trial that finds unwritable rows, or None without one.
@@ -203,6 +204,7 @@ def one_row(schema: pa.Schema) -> pa.Table:
 
 
 def _one(kind: pa.DataType) -> pa.Array:
+    """Return an array of a single value of a type."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _one(kind.storage_type))
     if arrow.is_struct(kind):

@@ -16,6 +16,7 @@ from pyarrow import types as arrow
 
 Hashes = npt.NDArray[np.uint64]
 
+# The hash of NULL, and factors for the items of lists, the keys of maps, and the fields of structs.
 _NULL, _ITEM, _ENTRY, _FIELD = (
     np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xA5CB9243F0AEF993, 0xC2B2AE3D27D4EB4F)
 )
@@ -29,10 +30,10 @@ class RowHashes:
 
     def of_columns(self, rows: pa.Table) -> Hashes:
         """Return the hash of each value, in the shape (columns, rows)."""
-        found = np.empty((rows.num_columns, rows.num_rows), np.uint64)
+        hashes = np.empty((rows.num_columns, rows.num_rows), np.uint64)
         for number, column in enumerate(rows.columns):
-            found[number] = self._of(column.combine_chunks())
-        return found
+            hashes[number] = self._of(column.combine_chunks())
+        return hashes
 
     @staticmethod
     def of_rows(columns: Hashes) -> Hashes:
@@ -45,19 +46,20 @@ class RowHashes:
     def _of(self, values: pa.Array) -> Hashes:
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
-        found = self._of_kind(values)
+        hashes = self._of_kind(values)
         if values.null_count:
-            found[values.is_null().to_numpy(zero_copy_only=False)] = _NULL
-        return found
+            hashes[values.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return hashes
 
     def _of_kind(self, values: pa.Array) -> Hashes:
+        """Return the hashes of values; those of NULLs have no meaning yet."""
         kind = values.type
         if arrow.is_null(kind):
             return np.full(len(values), _NULL)
         if arrow.is_struct(kind):
-            return self.of_rows(np.array([self._of(one) for one in values.flatten()], np.uint64))
+            return self.of_rows(np.array([self._of(children) for children in values.flatten()], np.uint64))
         if arrow.is_map(kind):
-            keys, items = (self._of(_within(values, one)) for one in (values.keys, values.items))
+            keys, items = (self._of(_within(values, children)) for children in (values.keys, values.items))
             # The entries of a map have no order: their hashes are added as they are.
             return _sums(values, _mixed(_mixed(keys * _ENTRY) + items))
         if arrow.is_list(kind) or arrow.is_large_list(kind):
@@ -81,8 +83,8 @@ class RowHashes:
     def _of_bytes(self, values: pa.Array) -> Hashes:
         rows = pa.table({"value": values.cast(pa.large_binary()).fill_null(b"")})
         self._sql.register("rows", rows)
-        found: Any = self._sql.execute("SELECT hash(value) AS hash FROM rows").fetchnumpy()["hash"]
-        return np.array(found, np.uint64)
+        hashes: Any = self._sql.execute("SELECT hash(value) AS hash FROM rows").fetchnumpy()["hash"]
+        return np.array(hashes, np.uint64)
 
 
 def _integers(values: pa.Array) -> npt.NDArray[np.int64]:

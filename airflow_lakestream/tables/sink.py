@@ -26,6 +26,7 @@ from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.types import fields_from_arrow
 from airflow_lakestream.tables.transformed import TransformNote, transformed
 
+# Offsets of records that were read and have no row, of a topic's partition.
 PassedOver = tuple[PartitionKey, pa.Array]
 # Shapes of the tables for which this process has made a file on trial. Kept across sinks: each batch of a stream has
 # a sink of its own.
@@ -36,9 +37,7 @@ _PASSED_OVER = "passed_over"
 def encode_passed_over(passed_over: Sequence[PassedOver]) -> dict[str, Any]:
     """Return offsets of records without a row as JSON, as intervals by partition; empty without offsets.
 
-    The offsets of each entry must rise. Records without a row are mostly neighbours, if there are many.
-
-    Records without a row are mostly neighbours, if there are many.
+    The offsets of each entry must rise. Many records without a row are mostly neighbours, so intervals are short.
     """
     return {_PASSED_OVER: [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
 
@@ -46,12 +45,13 @@ def encode_passed_over(passed_over: Sequence[PassedOver]) -> dict[str, Any]:
 def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
     """Return the offsets of records without a row, by partition."""
     return [
-        ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
+        ((topic, partition), pa.array([offset for start, end in intervals for offset in range(start, end)], pa.int64()))
         for topic, partition, *intervals in handed.get(_PASSED_OVER, ())
     ]
 
 
 def _intervals(offsets: pa.Array) -> list[list[int]]:
+    """Return rising offsets as [from, until] of each run without a gap."""
     numbers = offsets.to_numpy()
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
     return [[int(part[0]), int(part[-1]) + 1] for part in parts]
@@ -89,13 +89,7 @@ class TableSink(ABC, Generic[File]):
     checks: CommitChecks | None = None
 
     def __init__(
-        self,
-        table: str,
-        consumer_group: str,
-        design: TableDesign,
-        *,
-        parts: int,
-        allow_group_overlap: bool,
+        self, table: str, consumer_group: str, design: TableDesign, *, parts: int, allow_group_overlap: bool
     ) -> None:
         self._name = table
         self._group = consumer_group
@@ -174,12 +168,12 @@ class TableSink(ABC, Generic[File]):
         No process may write below the folder any more. A failure is logged: the files are left then.
         """
         try:
-            deleted, left = self._delete_unreferenced(folder)
+            deleted, undeleted = self._delete_unreferenced(folder)
         except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
             log.warning("%s: files of this run that no commit has were left in %s: %r", self._name, folder, e)
             return
-        if deleted or left:
-            log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
+        if deleted or undeleted:
+            log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, undeleted)
 
     def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: TransformNote) -> None:
         """Set the design's columns to a function's result, and plan the change of the table's schema again.
@@ -232,21 +226,21 @@ class TableSink(ABC, Generic[File]):
 
     def _make_room(self, rows: pa.Table) -> None:
         """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table refuses a column."""
-        held, names = self._planned(rows), self._design.metadata.names
-        change, problems = self._grown(held, pa.schema([field for field in rows.schema if field.name not in names]))
+        planned, names = self._planned(rows), self._design.metadata.names
+        change, problems = self._grown(planned, pa.schema([field for field in rows.schema if field.name not in names]))
         if problems:
             # The decoder knew the table as it was: another run has changed it meanwhile.
             raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
         # Earlier texts were logged before.
-        self._announce(change.texts[len(held.texts) :])
+        self._announce(change.texts[len(planned.texts) :])
         self._change = change
 
-    def _grown(self, held: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
+    def _grown(self, planned: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
         """Return the change extended by these columns, and the problems of impossible columns."""
         # Wider types occur only if the decoder follows the records: in a mirror's events. The policies are ordered:
         # each allows the changes of the policy before, too.
         policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
-        return held.and_then(fields_from_arrow(columns, "rows"), policy)
+        return planned.and_then(fields_from_arrow(columns, "rows"), policy)
 
     def _announce(self, texts: Sequence[str]) -> None:
         if texts:
@@ -319,6 +313,7 @@ class TableSink(ABC, Generic[File]):
             _PROVEN.append(shape)
 
     def _blame(self) -> Trial | None:
+        """Return the trial that finds unwritable rows, or None if rows are not of single records."""
         return self._trial() if self.takes_records else None
 
     @abstractmethod
@@ -348,7 +343,7 @@ class TableSink(ABC, Generic[File]):
 
 def _passed_on(name: str) -> Any:
     """Return a method of `WrappedSink` that calls the method of the inner sink; see `core.ports.Sink`."""
-    return lambda self, *given: getattr(self.inner, name)(*given)
+    return lambda self, *arguments: getattr(self.inner, name)(*arguments)
 
 
 class WrappedSink:

@@ -24,7 +24,7 @@ from airflow_lakestream.tables.guards import check_columns
 
 # Kept rows are written once they have this many bytes.
 REMAINDER_BYTES = 64 * 2**20
-# Each file in work holds some batches of three columns; reading releases the interpreter lock.
+# Files that are read at once. Each holds some batches of three columns; reading releases the interpreter lock.
 FILES_AT_ONCE = 2
 # An error's text contains at most this many ranges; its attribute has all.
 RANGES_NAMED = 100
@@ -95,7 +95,7 @@ class FileHits(Generic[Live]):
     @property
     def count(self) -> int:
         """The number of rows to remove: hits and additional rows."""
-        return sum(len(found) for found in self.offsets.values()) + self.others
+        return sum(len(offsets) for offsets in self.offsets.values()) + self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ class TakeoutFinder(Generic[Live, File]):
         # A file that the table lists twice has its rows twice, and goes out with all of them.
         times = Counter(map(head.key, files))
         remainders: list[File] = []
-        for key, found in hits.items():
-            for number in range(times[key] if found.count < found.rows else 0):
+        for key, file_hits in hits.items():
+            for number in range(times[key] if file_hits.count < file_hits.rows else 0):
                 if (key, number) not in self._kept:
-                    self._kept[key, number] = self._write_remainder(head, found.file)
+                    self._kept[key, number] = self._write_remainder(head, file_hits.file)
                 remainders += self._kept[key, number]
-        out = [found.file for found in hits.values()]
-        return TakeoutFiles(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
+        out = [file_hits.file for file_hits in hits.values()]
+        return TakeoutFiles(out, remainders, sum(file_hits.count * times[key] for key, file_hits in hits.items()))
 
     def live_files(self, head: HeadFiles[Live, File]) -> Sequence[Live]:
         """Return the live files of a head."""
@@ -168,16 +168,18 @@ class TakeoutFinder(Generic[Live, File]):
 
     def check_rows_identifiable(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
         """Refuse rows without a position that may be landed rows. Raises CannotReplace."""
-        known, lacking = head.rows_with_coordinates(files)
+        complete, lacking = head.rows_with_coordinates(files)
         # NULL is not a hit. Only a row that no landing wrote may have NULL, or its record would be in the table twice.
-        if lacking and known < landed:
+        if lacking and complete < landed:
             raise CannotReplace(
                 f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in {lacking[0]}; {landed} "
-                f"rows were landed and {known} rows have values. Which of the others are records of {self.ranges} "
+                f"rows were landed and {complete} rows have values. Which of the others are records of {self.ranges} "
                 "is unknown. Nothing was changed. Delete those rows, or fill in their values."
             )
 
     def _look_into(self, head: HeadFiles[Live, File], files: Mapping[Hashable, Live]) -> None:
+        """Read the hits of files, and keep them by key."""
+
         def look(file: Live) -> FileHits[Live]:
             return look_into(head, file, self.ranges, self.additional_rows)
 
@@ -185,20 +187,22 @@ class TakeoutFinder(Generic[Live, File]):
             self._hits.update(zip(files, pool.map(look, files.values()), strict=True))
 
     def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[FileHits[Live]]) -> None:
+        """Refuse the removal of a row whose record was not read again. Raises NotReadAgain."""
         # The new files are the same for each head, so they are read once.
         if self._read_again is None:
             parts = [look_into(head, head.of_new(file), self.ranges) for file in self.new]
             if any(part.count < part.rows for part in parts):
                 raise AssertionError(f"{head.name}: rows to put in are not of {self.ranges}")
             self._read_again = joined(parts, self.rowless)
-        if gone := self.ranges_not_read_again(joined(hits), self._read_again):
-            raise NotReadAgain(head.name, gone)
+        if not_read_again := self.ranges_not_read_again(joined(hits), self._read_again):
+            raise NotReadAgain(head.name, not_read_again)
 
     def ranges_not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
         """Return the offsets of hits that were not read again."""
         return missing_in(hits, read_again)
 
     def _write_remainder(self, head: HeadFiles[Live, File], file: Live) -> list[File]:
+        """Write the rows of a file that stay, and return the new files."""
         files: list[File] = []
         rows: list[pa.Table] = []
         for batch in head.rows(file):
@@ -224,15 +228,15 @@ def look_into(
     :param additional: selects rows to remove in addition to the hits; they are counted in `FileHits.others`.
     """
     rows = others = 0
-    found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
+    parts_by_partition: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in head.rows(file, COORDINATES):
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
         if additional is not None and (wanted := additional(batch)) is not None:
             others += pc.sum(wanted).as_py() or 0
-        for key, parts in found.items() if hits.num_rows else ():
+        for key, parts in parts_by_partition.items() if hits.num_rows else ():
             parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
-    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
+    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in parts_by_partition.items()}
     return FileHits(file, rows, offsets, others)
 
 

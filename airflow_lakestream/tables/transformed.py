@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.tables.rejects.settlement import names_of
 
-# A table property for each group.
+# Prefix of a table property, followed by a group's name: the note.
 PREFIX = "lakestream.transform."
 
 
@@ -21,8 +21,8 @@ PREFIX = "lakestream.transform."
 class TransformNote:
     """Note on the function of a group's last landing.
 
-    :param function: as text, module:function.
-    :param fingerprint: of the function's source.
+    :param function: the function as text, module:function.
+    :param fingerprint: the fingerprint of the function's source.
     :param positions: whether all rows of the group keep topic, partition and offset.
     """
 
@@ -53,8 +53,8 @@ def transformed(properties: Mapping[str, str], consumer_group: str) -> Transform
 def without_positions(properties: Mapping[str, str]) -> dict[str, TransformNote]:
     """Return the notes of the groups with rows without positions, by group."""
     groups = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
-    found = {group: transformed(properties, group) for group in groups}
-    return {group: one for group, one in found.items() if one is not None and not one.positions}
+    notes = {group: transformed(properties, group) for group in groups}
+    return {group: note for group, note in notes.items() if note is not None and not note.positions}
 
 
 def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, run: str) -> None:
@@ -65,9 +65,9 @@ def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_gro
     :param run: the replacing run in words, such as "a repair", for the error.
     """
     refuse_replacing(table, properties, consumer_group)
-    if (found := transformed(properties, consumer_group)) is not None:
+    if (note := transformed(properties, consumer_group)) is not None:
         raise CannotReplace(
-            f"{table}: the rows of consumer group {consumer_group!r} are made by {found.function}, which {run} does "
+            f"{table}: the rows of consumer group {consumer_group!r} are made by {note.function}, which {run} does "
             "not run. Nothing was changed. Land the ranges again on Spark, by the same app and transform, with "
             'mode="ranges" and replace=True.'
         )
@@ -75,10 +75,10 @@ def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_gro
 
 def refuse_replacing(table: str, properties: Mapping[str, str], consumer_group: str) -> None:
     """Refuse a replace if the group has rows without positions. Raises CannotReplace."""
-    found = transformed(properties, consumer_group)
-    if found is not None and not found.positions:
+    note = transformed(properties, consumer_group)
+    if note is not None and not note.positions:
         raise CannotReplace(
-            f"{table} has rows that {found.function} made of records of consumer group {consumer_group!r}, without "
+            f"{table} has rows that {note.function} made of records of consumer group {consumer_group!r}, without "
             "topic, partition and offset: the record of each row is unknown, so no row can be replaced. "
             "Nothing was changed. Roll the table back to a snapshot before them and land again, or land into a new "
             "table."

@@ -10,6 +10,8 @@ def tries(most: int, pause: float) -> Iterator[int]:
     """Yield the number of each try, and wait before every try except the first.
 
     The pauses grow: other writers, the catalog or the store need the time.
+
+    :param pause: seconds before the second try; each later pause is longer by as much.
     """
     for number in range(most):
         if number:

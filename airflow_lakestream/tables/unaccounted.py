@@ -65,19 +65,19 @@ def keeps_positions(schema: pa.Schema) -> bool:
     )
 
 
-def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> UnaccountedRows:
+def find(table: str, files: Iterable[CandidateFile], query: ForeignRowQuery) -> UnaccountedRows:
     """Search the files for the topic's rows whose offsets are in no ledger. Raises FileUnreadable.
 
     Files are judged by their bounds if possible. All further files are read, several at a time.
 
-    :param asked: the topic, the offsets in ledgers, and the offsets to land.
+    :param query: the topic, the offsets in ledgers, and the offsets to land.
     """
     boxes: list[tuple[RowFate, RowBounds]] = []
     to_read: list[CandidateFile] = []
     for file in files:
-        if file.topic is not None and not file.topic[0] <= asked.topic <= file.topic[1]:
+        if file.topic is not None and not file.topic[0] <= query.topic <= file.topic[1]:
             continue
-        by_bounds = _by_bounds(file, asked)
+        by_bounds = _by_bounds(file, query)
         if by_bounds is None:
             to_read.append(file)
         else:
@@ -85,40 +85,41 @@ def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> 
 
     def read(file: CandidateFile) -> list[tuple[RowFate, RowBounds]]:
         try:
-            return [box for rows in file.read() for box in _by_rows(rows, asked)]
+            return [box for rows in file.read() for box in _by_rows(rows, query)]
         except (OSError, pa.ArrowException) as e:
             raise FileUnreadable(table, file.path, e) from e
 
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
-        for found in pool.map(read, to_read):
-            boxes += found
+        for file_boxes in pool.map(read, to_read):
+            boxes += file_boxes
     return UnaccountedRows.of(box for box in boxes if box[0] is not RowFate.ACCOUNTED)
 
 
-def _by_bounds(file: CandidateFile, asked: ForeignRowQuery) -> tuple[RowFate, RowBounds] | None:
+def _by_bounds(file: CandidateFile, query: ForeignRowQuery) -> tuple[RowFate, RowBounds] | None:
     """Return the fate and the bounds of all rows of a file, or None if the file must be read."""
     if not file.is_whole or file.partition is None or file.offset is None:
         return None
-    fate = asked.fate(file.partition, file.offset)
-    # The accounted positions are of the asked topic. Rows of another topic at such positions do no harm here.
-    if fate is None or (fate is not RowFate.ACCOUNTED and file.topic != (asked.topic, asked.topic)):
+    fate = query.fate(file.partition, file.offset)
+    # The accounted positions are of the query's topic. Rows of another topic at such positions do no harm here.
+    if fate is None or (fate is not RowFate.ACCOUNTED and file.topic != (query.topic, query.topic)):
         return None
     return fate, RowBounds(file.partition, file.offset, file.rows)
 
 
-def _by_rows(rows: pa.Table, asked: ForeignRowQuery) -> Iterator[tuple[RowFate, RowBounds]]:
-    of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], asked.topic), False)).drop_null()
+def _by_rows(rows: pa.Table, query: ForeignRowQuery) -> Iterator[tuple[RowFate, RowBounds]]:
+    """Yield the bounds of the topic's rows that no ledger accounts for, by partition and fate."""
+    of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], query.topic), False)).drop_null()
     offsets = of_topic[OFFSET].cast(pa.int64())
     # Kafka gives no record such a position, so these rows are in nobody's way.
-    there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
-    of_topic = of_topic.filter(pc.and_(there, pc.greater_equal(of_topic[PARTITION], 0)))
+    is_possible = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
+    of_topic = of_topic.filter(pc.and_(is_possible, pc.greater_equal(of_topic[PARTITION], 0)))
     for partition in pc.unique(of_topic[PARTITION]).to_pylist():
-        mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
-        mine = mine.filter(pc.invert(is_within(mine, asked.accounted(partition))))
-        wanted = is_within(mine, asked.in_the_way(partition))
+        offsets_here = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
+        offsets_here = offsets_here.filter(pc.invert(is_within(offsets_here, query.accounted(partition))))
+        in_the_way = is_within(offsets_here, query.in_the_way(partition))
         for fate, some in (
-            (RowFate.IN_THE_WAY, mine.filter(wanted)),
-            (RowFate.OUTSIDE, mine.filter(pc.invert(wanted))),
+            (RowFate.IN_THE_WAY, offsets_here.filter(in_the_way)),
+            (RowFate.OUTSIDE, offsets_here.filter(pc.invert(in_the_way))),
         ):
             if len(some):
                 ends = pc.min_max(some)

@@ -121,7 +121,7 @@ MENDS = (
     CrossingMutant(
         "two partition fields of a column, of which one has the value of both",
         "airflow_lakestream/iceberg/write/files.py",
-        "return Record(*(one.value for one in self.field_values))",
+        "return Record(*(field_value.value for field_value in self.field_values))",
         "return Record(*(self.field_values[0].value for _ in self.field_values))",
         "units",
         "tests/unit/iceberg/test_evolved_partitions.py"

@@ -107,8 +107,7 @@ class LandingJob:
     :param allow_group_overlap: offsets that another group has landed may be landed again.
     :param stop: if set, the run ends between two chunks by Stopped.
     :param handed: pieces that other workers read, to be committed by this run.
-    :param within: the only offsets that the run may read itself, in addition to the handed pieces; None without
-        bounds.
+    :param within: the only offsets that the run may read itself, in addition to the handed pieces; None without bounds.
     :param children: processes that may read in place of this process.
     :param readers: remote readers, Spark's executors.
     :param committed: called with each commit; raises nothing.

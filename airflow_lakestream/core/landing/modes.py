@@ -137,8 +137,7 @@ class RangesMode:
                 raise InvalidArgument("ranges", f"{topic} has no partition {partition}; it has {partitions}.")
             if until > marks.end:
                 raise InvalidArgument(
-                    "ranges",
-                    f"{topic}[{partition}] ends at {marks.end}, before {until}: no record is there yet.",
+                    "ranges", f"{topic}[{partition}] ends at {marks.end}, before {until}: no record is there yet."
                 )
         return RangeSet(OffsetRange(topic, *triple) for triple in self.ranges)
 

@@ -16,12 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 
-from airflow_lakestream.core.landing.job import (
-    CommittedLanding,
-    ConflictCount,
-    Contention,
-    Stopped,
-)
+from airflow_lakestream.core.landing.job import CommittedLanding, ConflictCount, Contention, Stopped
 from airflow_lakestream.core.landing.landed_rows import look
 from airflow_lakestream.core.landing.modes import LandedBesideStream
 from airflow_lakestream.core.landing.plan import (

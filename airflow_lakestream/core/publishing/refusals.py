@@ -321,8 +321,7 @@ def check_rows(
 
     Files with all rows on main already are left out.
 
-    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, BranchFileGone,
-    ColumnsMoved.
+    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, BranchFileGone, ColumnsMoved.
     """
     topic, read_in_total, in_ledger = claim.state.identity.topic, claim.read_in_total, claim.held
     positions, twice = RangeSet(), 0

@@ -105,15 +105,13 @@ def read_in_rounds(
 def _in_order(brought: Mapping[Any, Place], unseen: RangeSet) -> list[Any]:
     """Return the questions to decide now, in the order of their records.
 
-    A question waits if its partition has an unseen record before it, since that record may bring an earlier
-    question.
+    A question waits if its partition has an unseen record before it, since that record may bring an earlier question.
 
     :param unseen: offsets of this round that were neither read nor left.
     """
     ends = {partition: unseen.intervals(topic, partition)[0][0] for topic, partition in unseen.partitions}
     in_order = sorted(brought.items(), key=lambda item_and_place: item_and_place[1])
-    # In a partition without unseen records the bound is above the question itself, so that it is decided
-    # now.
+    # In a partition without unseen records the bound is above the question itself, so that it is decided now.
     return [item for item, (partition, offset, _) in in_order if offset < ends.get(partition, offset + 1)]
 
 

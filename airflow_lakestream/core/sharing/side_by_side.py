@@ -80,8 +80,7 @@ class _EndMessage:
 
 # The pieces for a commit, and whether they are the last ones.
 Round = tuple[list[SharePiece], bool]
-# Returns whether to commit now: from the records, the bad records and the bytes read since the last
-# commit.
+# Returns whether to commit now: from the records, the bad records and the bytes read since the last commit.
 IsDue = Callable[[int, BadRecords, int], bool]
 
 
@@ -101,9 +100,8 @@ def read_by_children(
 ) -> Generator[Round, None, None]:
     """Read a plan by child processes; the sink has then taken all files of the pieces.
 
-    Yields (pieces, whether they are the last ones): whenever a commit is due, and when all is read. The caller
-    commits after each yield. Leaving early stops the processes, and waits until they have deleted what they did not
-    hand over.
+    Yields (pieces, whether they are the last ones): whenever a commit is due, and when all is read. The caller commits
+    after each yield. Leaving early stops the processes, and waits until they have deleted what they did not hand over.
 
     Raises Stopped, ProcessDied, and errors of reading, decoding and writing.
 

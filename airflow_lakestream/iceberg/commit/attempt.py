@@ -15,10 +15,7 @@ from typing import TypeAlias
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    DataFile,
-    read_manifest_list,
-)
+from pyiceberg.manifest import DataFile, read_manifest_list
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
@@ -28,10 +25,7 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, TableCommit
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
-from airflow_lakestream.iceberg.commit.manifest_writers import (
-    ManifestWriters,
-    Producer,
-)
+from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
 from airflow_lakestream.iceberg.commit.new_table import NAMESPACE_GONE, NewTable
 from airflow_lakestream.iceberg.commit.row_delta import RowDelta, is_data
 from airflow_lakestream.iceberg.write.files import delete_files
@@ -84,12 +78,7 @@ class CommitAttempt:
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        name: str,
-        commit: TableCommit,
-        stage: Stage | None = None,
-        new: NewTable | None = None,
+        self, catalog: Catalog, name: str, commit: TableCommit, stage: Stage | None = None, new: NewTable | None = None
     ) -> None:
         self._catalog, self.name, self.guard = catalog, name, CommitGuard(catalog, commit)
         self._stage, self._new = stage or append, new

@@ -230,11 +230,7 @@ class DeleteIndex:
 
 
 def plan(
-    data: Iterable[ManifestEntry],
-    index: DeleteIndex,
-    sequence: int,
-    rule: CompactionRule,
-    columns: Collection[int],
+    data: Iterable[ManifestEntry], index: DeleteIndex, sequence: int, rule: CompactionRule, columns: Collection[int]
 ) -> CompactionPlan:
     """Return the plan of a head.
 

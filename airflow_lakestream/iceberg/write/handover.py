@@ -32,11 +32,7 @@ from airflow_lakestream.tables.schema.columns import to_schema
 _PLAIN = ("file_path", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
-_READERS: dict[str, Callable[[str], Any]] = {
-    "bytes": base64.b64decode,
-    "float": float.fromhex,
-    "decimal": Decimal,
-}
+_READERS: dict[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "float": float.fromhex, "decimal": Decimal}
 
 
 @dataclass(frozen=True)

@@ -141,15 +141,15 @@ def of_topic(records: pa.Table, topic: str) -> pa.Table:
 
 def rows_of(records: pa.Table, pending: PendingLanding, run_id: str) -> pa.Table:
     """Return rejected records as rows of the reject table."""
-    made = {
+    values = {
         "consumer_group": pending.consumer_group,
         "topic_id": pending.identity.topic_id,
         "run_id": run_id,
         "landing_id": pending.landing_id,
         REJECTED_AT: datetime.fromtimestamp(pending.at_ms / 1000, UTC),
     }
-    for own in OWN:
-        records = records.append_column(own, pa.repeat(pa.scalar(made[own.name], own.type), len(records)))
+    for column in OWN:
+        records = records.append_column(column, pa.repeat(pa.scalar(values[column.name], column.type), len(records)))
     return records
 
 
@@ -220,21 +220,25 @@ class RejectSettlement:
             return cls(open=list(pending))
         rolled_back = set(main_ledgers.rolled_back)
         result = cls(properties=main_ledgers.properties, main_ledgers=main_ledgers)
+        # The place and the time of each landed landing, for the order.
         landed: list[tuple[int, int, PendingLanding]] = []
-        for one in pending:
-            place = main_ledgers.place(one.consumer_group, one.landing_id)
+        for landing in pending:
+            place = main_ledgers.place(landing.consumer_group, landing.landing_id)
             if place is not None:
-                landed.append((place, one.at_ms, one))
-            elif one.landing_id in rolled_back or (one.is_taken_back and not _is_old(one)):
+                landed.append((place, landing.at_ms, landing))
+            elif landing.landing_id in rolled_back or (landing.is_taken_back and not _is_old(landing)):
                 # A Delta table knows of the rollback only until its group lands again.
-                rolled_back.add(one.landing_id)
+                rolled_back.add(landing.landing_id)
             else:
-                can_not_land = _can_not_land(one, main_ledgers)
-                (result.dead if can_not_land and one.is_condemned else result.open).append(one)
-                if can_not_land and not one.is_condemned:
-                    result.condemned.append(replace(one, is_condemned=True))
+                can_not_land = _can_not_land(landing, main_ledgers)
+                if can_not_land and landing.is_condemned:
+                    result.dead.append(landing)
+                    continue
+                result.open.append(landing)
+                if can_not_land:
+                    result.condemned.append(replace(landing, is_condemned=True))
         result.rolled_back = sorted(rolled_back)
-        result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
+        result.landed = [landing for *_, landing in sorted(landed, key=lambda item: item[:2])]
         return result
 
     def marks(self, consumer_group: str) -> tuple[str, ...]:
@@ -244,7 +248,7 @@ class RejectSettlement:
     @property
     def is_due(self) -> bool:
         """Whether rows must be removed: rows of dead landings, or rows superseded by landed landings."""
-        return bool(self.dead) or any(one.supersedes for one in self.landed)
+        return bool(self.dead) or any(landing.supersedes for landing in self.landed)
 
     @property
     def settled(self) -> list[PendingLanding]:
@@ -254,18 +258,18 @@ class RejectSettlement:
     @property
     def ranges(self) -> RangeSet:
         """The offset ranges of the rows to remove, of dead and of superseding landings."""
-        return union(one.ranges for one in [*self.dead, *self.landed] if one in self.dead or one.supersedes)
+        return union(p.ranges for p in [*self.dead, *self.landed] if p in self.dead or p.supersedes)
 
     def stale(self, rows: pa.Table) -> pa.Array:
         """Return a mask of the stale rows: not counting now or later. Rows of open landings are not stale."""
         ids = rows["landing_id"]
-        stale = pc.is_in(ids, value_set=pa.array([one.landing_id for one in self.dead], pa.string()))
-        for number, one in enumerate(self.landed):
-            if not one.supersedes:
+        stale = pc.is_in(ids, value_set=pa.array([landing.landing_id for landing in self.dead], pa.string()))
+        for number, landing in enumerate(self.landed):
+            if not landing.supersedes:
                 continue
             # Of two landings that have the same offsets the later one counts: the earlier was replaced or rolled back.
             # The rows of this landing, of later landings and of open landings stay.
-            earlier = pc.and_(self.is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
+            earlier = pc.and_(self.is_of(rows, landing.consumer_group, landing.identity), is_hit(rows, landing.ranges))
             for other in (*self.landed[number:], *self.open):
                 earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
             stale = pc.or_(stale, earlier)
@@ -295,25 +299,26 @@ class RejectSettlement:
 
     def unsettled(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return a mask of the rows of open landings."""
-        return pc.is_in(rows["landing_id"], value_set=pa.array([one.landing_id for one in self.open], pa.string()))
+        return pc.is_in(rows["landing_id"], value_set=pa.array([p.landing_id for p in self.open], pa.string()))
 
     def of_rolled_back(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return a mask of the rows of rolled back landings."""
         return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
 
 
-def _is_old(one: PendingLanding) -> bool:
-    return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
+def _is_old(landing: PendingLanding) -> bool:
+    """Return whether the note is older than DEAD_AFTER_MS."""
+    return time.time() * 1000 - landing.at_ms > DEAD_AFTER_MS
 
 
-def _can_not_land(one: PendingLanding, main_ledgers: MainTableLedgers) -> bool:
+def _can_not_land(landing: PendingLanding, main_ledgers: MainTableLedgers) -> bool:
     """Return whether a landing missing in the history has not landed, and can't land on the current table."""
-    ledger = main_ledgers.ledger(one.consumer_group)
-    if not ledger.noted.has_all_since(one.after):
-        # It may have landed long ago, before all that the ledger still names.
+    ledger = main_ledgers.ledger(landing.consumer_group)
+    if not ledger.noted.has_all_since(landing.after):
+        # An old landing may have landed, though the ledger no longer has its id.
         return False
-    if one.replaces:
+    if landing.replaces:
         # A replace requires landed ranges, so the ledger does not show whether the replace itself has landed.
-        return _is_old(one)
+        return _is_old(landing)
     # Another landing has some of the offsets, so the ledger would refuse this landing.
-    return bool(ledger.entry(one.identity).held & one.ranges)
+    return bool(ledger.entry(landing.identity).held & landing.ranges)

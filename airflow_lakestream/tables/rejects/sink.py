@@ -67,7 +67,7 @@ class RejectAccess(Protocol):
         """Return records stored by another worker."""
 
     def take(self, path: str, inner: Sink) -> tuple[bytes, Sequence[str]]:
-        """Read and delete records stored by a process of this run; return also the paths possibly left.
+        """Read and delete records stored by a process of this run; return them, and the paths possibly left.
 
         :param inner: the sink of the main table, which may not exist yet.
         """
@@ -103,13 +103,13 @@ class RejectTable:
         caller's landing. Then its rows can't be distinguished from rows that count. Both numbers are 0 if the reject
         table does not exist.
         """
-        there = counting = 0
+        all_rows = counting = 0
         for rows in self._access.rows_at(ranges, PLACE) if self.exists else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
-            there += len(own)
+            all_rows += len(own)
             not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
             counting += len(own.filter(pc.invert(not_counting)))
-        return there, counting
+        return all_rows, counting
 
     def count_missing(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
         """Return how many of the topic's rejected records, as counted by the main table's ledger, have no row here.
@@ -141,8 +141,8 @@ class RejectTable:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
         with or_discard(self._access.sink):
             for part in records:
-                for one in pending:
-                    self._access.sink.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
+                for note in pending:
+                    self._access.sink.write(rows_of(of_topic(part, note.identity.topic), note, run_id), note.identity)
             self._access.note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
@@ -163,26 +163,26 @@ class RejectTable:
 
         Without a note these rows would count once the snapshots of the landings have expired.
         """
-        ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
-        found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
+        ids = set(settlement.rolled_back) - {note.landing_id for note in self.pending}
+        ranges_of: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
         for part in self._access.rows_at(None, PLACE) if self.exists and ids else ():
             rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
             for row in rows.to_pylist():
                 topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
                 key = landing_id, group, TopicIdentity(topic, topic_id, "")
-                found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
-        now = time.time_ns() // 1_000_000
+                ranges_of[key] = ranges_of.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
+        now_ms = time.time_ns() // 1_000_000
         return [
             PendingLanding(
                 *key,
                 ranges,
                 replaces=True,
                 supersedes=False,
-                at_ms=now,
+                at_ms=now_ms,
                 after=settlement.marks(key[1]),
                 is_taken_back=True,
             )
-            for key, ranges in found.items()
+            for key, ranges in ranges_of.items()
         ]
 
 
@@ -211,6 +211,7 @@ class RejectingSink(WrappedSink):
         self._name = table
         self._group = consumer_group
         self._access, self._rejects = access, RejectTable(access, consumer_group)
+        # Rejected records since the last commit.
         self._held: list[pa.Table] = []
         self._run_id = ""
         self._folder = ""
@@ -265,20 +266,20 @@ class RejectingSink(WrappedSink):
         once the note is gone or condemned. A replacing landing without counts of removed records gets the counts of the
         rejected records that it replaces.
         """
-        held, self._held = self._held, []
+        rejected, self._held = self._held, []
         # Other runs may have landed these offsets since this run began, and been rolled back: their rows are there now.
         self._access.sink.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
         pending: list[PendingLanding] = []
-        gone = 0
+        missing_rows = 0
         for identity, entry in landing.topics.items():
             ranges = entry.landed | entry.replaced
-            there, counting = self._rejects.count(identity, ranges, settlement)
+            rows_here, counting = self._rejects.count(identity, ranges, settlement)
             if entry.replaced and entry.removed == Counts():
                 topics[identity] = replace(entry, removed=Counts(read=counting, rejected=counting))
-                gone += self._rejects.count_missing(identity, settlement)
-            if there or any(len(of_topic(part, identity.topic)) for part in held):
+                missing_rows += self._rejects.count_missing(identity, settlement)
+            if rows_here or any(len(of_topic(part, identity.topic)) for part in rejected):
                 pending.append(
                     PendingLanding(
                         landing.landing_id,
@@ -286,23 +287,23 @@ class RejectingSink(WrappedSink):
                         identity,
                         ranges,
                         replaces=bool(entry.replaced),
-                        supersedes=bool(there),
+                        supersedes=bool(rows_here),
                         at_ms=time.time_ns() // 1_000_000,
                         after=settlement.marks(self._group),
                     )
                 )
         if pending:
-            self._rejects.write_down(held, pending, self._run_id, settlement)
-        landing = replace(landing, topics=topics, rejects_gone=gone)
+            self._rejects.write_down(rejected, pending, self._run_id, settlement)
+        landing = replace(landing, topics=topics, rejects_gone=missing_rows)
         if not pending:
             return landing
-        keys = {one.key for one in pending}
+        keys = {note.key for note in pending}
         return replace(landing, noted=True, precondition=lambda: self._check_noted(landing, keys))
 
     def _check_noted(self, landing: Landing, keys: set[str]) -> None:
         """Raise RejectsCondemned if a note of a landing is gone or condemned."""
         self._access.sink.load(self._run_id)
-        if keys - {one.key for one in self._rejects.pending if not one.is_condemned}:
+        if keys - {note.key for note in self._rejects.pending if not note.is_condemned}:
             raise RejectsCondemned(self._name, landing.landing_id)
 
     def settle(self) -> None:
@@ -338,10 +339,10 @@ class RejectingSink(WrappedSink):
         The stored records are deleted after reading: from then on, only this process has the records.
         """
         if (path := files.get(HANDED)) is not None:
-            records, left = self._access.take(path, self.inner)
+            records, undeleted_paths = self._access.take(path, self.inner)
             self._held.append(read_stream(records))
-            for one in left:
-                log.warning("Rejected records that were read could not be deleted: %s", one)
+            for undeleted in undeleted_paths:
+                log.warning("Rejected records that were read could not be deleted: %s", undeleted)
         self.inner.take_over(files)
 
     def write_below(self, folder: str) -> None:

@@ -63,7 +63,7 @@ class EvolutionResult:
 
 
 def evolve(
-    held: Schema,
+    current: Schema,
     wanted: Iterable[iceberg.NestedField],
     policy: SchemaEvolution,
     *,
@@ -79,22 +79,22 @@ def evolve(
     An impossible change is left out, and described in `problems` of the result. If two columns would have the same
     path, no change is made at all.
 
-    :param held: the table's schema.
+    :param current: the table's schema.
     :param policy: WIDEN also allows wider types, and required columns to become optional.
-    :param last_column_id: of the table; new fields get the ids after it.
+    :param last_column_id: the table's greatest field id; new fields get greater ids.
     :param schema_id: the id of a changed schema.
     :param taken: names that no new column of the table may have, in lower case.
     """
     ids = itertools.count(last_column_id + 1)
-    work = _EvolutionWalk(policy, ids, format_version, set(held.identifier_field_ids), taken)
-    struct = work.struct(held.as_struct(), tuple(wanted), "", ROOT)
+    work = _EvolutionWalk(policy, ids, format_version, set(current.identifier_field_ids), taken)
+    struct = work.struct(current.as_struct(), tuple(wanted), "", ROOT)
     if not work.changes:
-        return EvolutionResult(held, problems=tuple(work.problems))
+        return EvolutionResult(current, problems=tuple(work.problems))
     try:
-        schema = Schema(*struct.fields, schema_id=schema_id, identifier_field_ids=held.identifier_field_ids)
+        schema = Schema(*struct.fields, schema_id=schema_id, identifier_field_ids=current.identifier_field_ids)
     except ValueError as error:
         # A name with a dot equals the path of another column.
-        return EvolutionResult(held, problems=(*work.problems, f"two columns would have one path: {error}"))
+        return EvolutionResult(current, problems=(*work.problems, f"two columns would have one path: {error}"))
     return EvolutionResult(schema, tuple(work.changes), tuple(work.problems), work.added)
 
 
@@ -119,20 +119,20 @@ class _EvolutionWalk:
         self.added: dict[int, list[iceberg.NestedField]] = {}
 
     def struct(
-        self, held: iceberg.StructType, wanted: tuple[iceberg.NestedField, ...], path: str, parent: int
+        self, current: iceberg.StructType, wanted: tuple[iceberg.NestedField, ...], path: str, parent: int
     ) -> iceberg.StructType:
         """Return the struct with a place for all wanted fields; `path` ends in a dot, or is empty."""
         by_name = {item.name: item for item in wanted}
-        known = {item.name for item in held.fields}
-        taken = {item.name.lower(): item.name for item in held.fields}
+        current_names = {item.name for item in current.fields}
+        name_by_lower_case = {item.name.lower(): item.name for item in current.fields}
         fields = [
             self._field(item, by_name[item.name], path + item.name) if item.name in by_name else item
-            for item in held.fields
+            for item in current.fields
         ]
         for item in wanted:
-            if item.name in known:
+            if item.name in current_names:
                 continue
-            twin = taken.setdefault(item.name.lower(), item.name)
+            twin = name_by_lower_case.setdefault(item.name.lower(), item.name)
             if twin != item.name:
                 self.problems.append(
                     f"{path + item.name!r} can't be added next to {path + twin!r}: some engines take them for one"
@@ -145,6 +145,7 @@ class _EvolutionWalk:
         return iceberg.StructType(*fields)
 
     def _new(self, wanted: iceberg.NestedField, path: str) -> iceberg.NestedField | None:
+        """Return a new field of the table, or None with a problem noted; `path` is of the parent."""
         if (version := least_version(wanted.field_type)) > self._format_version:
             self.problems.append(
                 f"{path + wanted.name!r} ({type_text(wanted.field_type)}) needs format version {version} of Iceberg, "
@@ -158,18 +159,20 @@ class _EvolutionWalk:
         self.changes.append(f"add column {path}{wanted.name} {type_text(kind)}")
         return iceberg.NestedField(new_id, wanted.name, kind, required=False, doc=wanted.doc)
 
-    def _field(self, held: iceberg.NestedField, wanted: iceberg.NestedField, path: str) -> iceberg.NestedField:
-        required = held.required
-        if held.required and wanted.optional:
-            required = self._keeps_required(held, path)
-        kind = self._type(held, wanted.field_type, path)
+    def _field(self, current: iceberg.NestedField, wanted: iceberg.NestedField, path: str) -> iceberg.NestedField:
+        """Return a field of the table, changed to hold the wanted values if possible; `path` is the field's."""
+        required = current.required
+        if current.required and wanted.optional:
+            required = self._keeps_required(current, path)
+        kind = self._type(current, wanted.field_type, path)
         # An unchanged type is returned as the same object.
-        if required == held.required and kind is held.field_type:
-            return held
-        return held.model_copy(update={"required": required, "field_type": kind})
+        if required == current.required and kind is current.field_type:
+            return current
+        return current.model_copy(update={"required": required, "field_type": kind})
 
-    def _keeps_required(self, held: iceberg.NestedField, path: str) -> bool:
-        if held.field_id in self._identifier_ids:
+    def _keeps_required(self, current: iceberg.NestedField, path: str) -> bool:
+        """Return False for a required field that becomes optional, and note the change; True with the problem noted."""
+        if current.field_id in self._identifier_ids:
             self.problems.append(f"{path!r} can't become optional: it identifies the table's rows")
         elif not self._widens:
             self.problems.append(
@@ -181,58 +184,58 @@ class _EvolutionWalk:
         return True
 
     def _type(self, column: iceberg.NestedField, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
-        held = column.field_type
-        match held, wanted:
+        current = column.field_type
+        match current, wanted:
             case iceberg.StructType(), iceberg.StructType():
-                struct = self.struct(held, wanted.fields, f"{path}.", column.field_id)
-                return held if struct == held else struct
+                struct = self.struct(current, wanted.fields, f"{path}.", column.field_id)
+                return current if struct == current else struct
             case iceberg.ListType(), iceberg.ListType():
-                element = self._field(held.element_field, wanted.element_field, f"{path}.element")
-                if element is held.element_field:
-                    return held
-                return iceberg.ListType(held.element_id, element.field_type, element_required=element.required)
+                element = self._field(current.element_field, wanted.element_field, f"{path}.element")
+                if element is current.element_field:
+                    return current
+                return iceberg.ListType(current.element_id, element.field_type, element_required=element.required)
             case iceberg.MapType(), iceberg.MapType():
-                return self._map(held, wanted, path)
+                return self._map(current, wanted, path)
             case _:
-                return self._primitive(held, wanted, path)
+                return self._primitive(current, wanted, path)
 
-    def _map(self, held: iceberg.MapType, wanted: iceberg.MapType, path: str) -> iceberg.IcebergType:
-        if not fits(wanted.key_type, held.key_type):
+    def _map(self, current: iceberg.MapType, wanted: iceberg.MapType, path: str) -> iceberg.IcebergType:
+        if not fits(wanted.key_type, current.key_type):
             self.problems.append(
-                f"{path + '.key'!r} is {type_text(held.key_type)} in the table and {type_text(wanted.key_type)} is "
+                f"{path + '.key'!r} is {type_text(current.key_type)} in the table and {type_text(wanted.key_type)} is "
                 "given: Iceberg changes no keys of maps"
             )
-        value = self._field(held.value_field, wanted.value_field, f"{path}.value")
-        if value is held.value_field:
-            return held
+        value = self._field(current.value_field, wanted.value_field, f"{path}.value")
+        if value is current.value_field:
+            return current
         return iceberg.MapType(
-            held.key_id, held.key_type, held.value_id, value.field_type, value_required=value.required
+            current.key_id, current.key_type, current.value_id, value.field_type, value_required=value.required
         )
 
-    def _primitive(self, held: iceberg.IcebergType, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
-        if fits(wanted, held):
-            return held
-        wide = next((kind for kind in wider_types(held) if fits(wanted, kind)), None)
-        sides = f"{path!r} is {type_text(held)} in the table and {type_text(wanted)} is given"
+    def _primitive(self, current: iceberg.IcebergType, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
+        if fits(wanted, current):
+            return current
+        wide = next((kind for kind in wider_types(current) if fits(wanted, kind)), None)
+        sides = f"{path!r} is {type_text(current)} in the table and {type_text(wanted)} is given"
         if wide is None:
-            self.problems.append(f"{sides}: {_incompatibility(held, wanted)}")
-            return held
+            self.problems.append(f"{sides}: {_incompatibility(current, wanted)}")
+            return current
         if not self._widens:
             self.problems.append(f'{sides}: schema_evolution="widen" would make it {type_text(wide)}')
-            return held
-        self.changes.append(f"widen column {path} from {type_text(held)} to {type_text(wide)}")
+            return current
+        self.changes.append(f"widen column {path} from {type_text(current)} to {type_text(wide)}")
         return wide
 
 
-def _incompatibility(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
-    match held, wanted:
+def _incompatibility(current: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
+    match current, wanted:
         case iceberg.DateType(), (iceberg.TimestampType() | iceberg.TimestamptzType()):
             return (
                 "Iceberg makes timestamps of dates from format version 3 on, and PyIceberg can't read such a column yet"
             )
         case iceberg.DecimalType(), iceberg.DecimalType():
             return "Iceberg widens a decimal's precision, up to 38, and never its scale"
-        case _ if fits(held, wanted):
+        case _ if fits(current, wanted):
             return "Iceberg does not widen the one to the other"
         case _:
             return "neither holds all values of the other"
@@ -282,25 +285,25 @@ class SchemaChange:
 
     def and_then(self, wanted: Iterable[NestedField], policy: SchemaEvolution) -> tuple[SchemaChange, tuple[str, ...]]:
         """Return the change extended by the wanted columns, and the problems of impossible columns, in words."""
-        base, now = self.base, self.metadata
+        base, planned = self.base, self.metadata
         evolved = evolve(
-            now.schema(),
+            planned.schema(),
             wanted,
             policy,
-            last_column_id=now.last_column_id,
+            last_column_id=planned.last_column_id,
             schema_id=1 + max(schema.schema_id for schema in base.schemas),
-            format_version=now.format_version,
+            format_version=planned.format_version,
             taken=self.taken,
         )
         if not evolved.changes:
             return self, evolved.problems
         # A known schema becomes the current one again.
-        schema = next((known for known in base.schemas if known == evolved.schema), evolved.schema)
+        schema = next((earlier for earlier in base.schemas if earlier == evolved.schema), evolved.schema)
         metadata = base.model_copy(
             update={
                 "schemas": [*base.schemas, *([] if schema in base.schemas else [schema])],
                 "current_schema_id": schema.schema_id,
-                "last_column_id": max(now.last_column_id, schema.highest_field_id),
+                "last_column_id": max(planned.last_column_id, schema.highest_field_id),
             }
         )
         added = {parent: [*self.added.get(parent, ()), *fields] for parent, fields in evolved.added.items()}
@@ -339,7 +342,7 @@ class SchemaChange:
         return {SUMMARY_KEY: json.dumps(self.texts, ensure_ascii=False)} if self else {}
 
     def _name_mapping(self) -> Iterable[TableUpdate]:
-        # Files without field ids, which others imported, are read by it.
+        # Files without field ids, imported by other tools, are read by the mapping of names.
         text = self.base.properties.get(TableProperties.DEFAULT_NAME_MAPPING)
         if text is None or not self.added:
             return ()
@@ -355,8 +358,8 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
     """
     change, problems = SchemaChange.none(metadata), tuple[str, ...]()
     if design.evolution is not SchemaEvolution.NONE:
-        known = set(metadata.schema().column_names)
-        extra = [f for f in fields_from_arrow(design.metadata, "metadata_columns") if f.name not in known]
+        names = set(metadata.schema().column_names)
+        extra = [f for f in fields_from_arrow(design.metadata, "metadata_columns") if f.name not in names]
         wanted = list(design.schema.fields) if design.schema is not None else _incoming(design, metadata.schema())
         change, problems = change.and_then([*wanted, *extra], design.evolution)
     if design.rescues and not problems:
@@ -395,17 +398,18 @@ def metadata_of(schema: Schema, location: str, properties: Mapping[str, str]) ->
     return new_table_metadata(schema, spec, order, location, dict(properties))
 
 
-def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:
-    columns = None if design.incoming is None else design.incoming(arrow_schema(held))
+def _incoming(design: TableDesign, current: Schema) -> list[NestedField]:
+    """Return the columns wanted for the records read so far; empty if no columns are known."""
+    columns = None if design.incoming is None else design.incoming(arrow_schema(current))
     if columns is None:
         return []
     wanted = fields_from_arrow(columns, "schema")
     if design.evolution is not SchemaEvolution.WIDEN:
         return wanted
     # Columns that records no longer have must become optional.
-    names = {one.name for one in wanted}
-    left_out = (one for one in held.fields if one.name not in names and not one.name.startswith("_"))
-    return [*wanted, *(one.model_copy(update={"required": False}) for one in left_out if one.required)]
+    names = {column.name for column in wanted}
+    left_out = (column for column in current.fields if column.name not in names and not column.name.startswith("_"))
+    return [*wanted, *(column.model_copy(update={"required": False}) for column in left_out if column.required)]
 
 
 def _set_current(schema_id: int) -> TableUpdate:

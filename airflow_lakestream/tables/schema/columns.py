@@ -28,6 +28,7 @@ from airflow_lakestream.tables.schema.types import (
 
 METADATA_PREFIX = "_kafka_"
 
+# Pairs of types: each value of the first type fits into the second unchanged.
 _LOSSLESS = {
     (iceberg.IntegerType(), iceberg.LongType()),
     (iceberg.IntegerType(), iceberg.DoubleType()),
@@ -35,6 +36,7 @@ _LOSSLESS = {
 }
 TAKEN = "readers of Iceberg keep the name for themselves, and Spark reads no table with such a column"
 _CORRECT_SQL = "Correct the statement (CAST, AS), or specify with schema which columns are not null"
+# The digits of the greatest value.
 _INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
 
@@ -90,13 +92,13 @@ def refuse_taken(schema: Schema, argument: str) -> None:
 
 def with_rescued(payload: Schema) -> Schema:
     """Append the column for unknown fields, unless present. Raises InvalidArgument for a column of another type."""
-    there = next((field for field in payload.fields if field.name == RESCUED), None)
-    if there is None:
+    present = next((field for field in payload.fields if field.name == RESCUED), None)
+    if present is None:
         extra = iceberg.NestedField(payload.highest_field_id + 1, RESCUED, iceberg.StringType(), required=False)
         return Schema(*payload.fields, extra, identifier_field_ids=payload.identifier_field_ids)
-    if there.required or there.field_type != iceberg.StringType():
+    if present.required or present.field_type != iceberg.StringType():
         raise InvalidArgument(
-            "schema", f'{RESCUED!r} is {_text(there)}; unknown_fields="rescue" fills a string.', "Leave it out."
+            "schema", f'{RESCUED!r} is {_text(present)}; unknown_fields="rescue" fills a string.', "Leave it out."
         )
     return payload
 
@@ -137,17 +139,17 @@ def check_compatible(
     :param argument: the operator's argument that gave the schema, for the error.
     """
     _refuse_reserved(given, metadata.names)
-    held = {field.name: field for field in table.fields}
-    columns = {name: field for name, field in held.items() if not _is_metadata(name, metadata.names)}
+    columns = {field.name: field for field in table.fields if not _is_metadata(field.name, metadata.names)}
     problems = list(_struct_problems(given.as_struct(), iceberg.StructType(*columns.values()), ""))
     if problems:
         first = (
             _CORRECT_SQL if argument == "sql" else "Leave the argument out to take the table's own schema, correct it"
         )
         change = 'or let the table be changed: schema_evolution="add" adds columns, "widen" also widens types.'
-        if stuck := [one.name for one in given.fields if one.name in columns and _is_stuck(one, columns[one.name])]:
-            held_type, given_type = columns[stuck[0]].field_type, given.find_field(stuck[0]).field_type
-            change = f"or land in a new table: {type_text(held_type)} can't be widened to {type_text(given_type)}."
+        stuck = [f.name for f in given.fields if f.name in columns and _is_stuck(f, columns[f.name])]
+        if stuck:
+            table_type, given_type = columns[stuck[0]].field_type, given.find_field(stuck[0]).field_type
+            change = f"or land in a new table: {type_text(table_type)} can't be widened to {type_text(given_type)}."
         problem = f"it contradicts the table {table_name}: {'; '.join(problems)}."
         raise InvalidArgument(argument, problem, f"{first}, {change}")
     check_metadata(table, table_name, metadata)
@@ -161,12 +163,12 @@ def check_made(made: pa.Schema, given: Schema) -> None:
 
     :param made: the columns that the statement makes.
     """
-    there = {field.name: field for field in given.fields}
+    unmade = {field.name: field for field in given.fields}
     problems = []
     for field in fields_from_arrow(made, "sql"):
-        wanted = there.pop(field.name, None)
+        wanted = unmade.pop(field.name, None)
         if wanted is None:
-            near = nearest(field.name, there)
+            near = nearest(field.name, unmade)
             hint = "" if near is None else f"; the schema has {near!r}"
             problems.append(f"the statement makes {field.name!r} ({type_text(field.field_type)}){hint}")
         else:
@@ -175,7 +177,7 @@ def check_made(made: pa.Schema, given: Schema) -> None:
                 text.replace(" in the table", " in the schema").replace("is given as", "is made as")
                 for text in _type_problems(field.field_type, wanted.field_type, field.name, nulls=True)
             ]
-    problems += [f"the statement does not make {name!r}" for name in there]
+    problems += [f"the statement does not make {name!r}" for name in unmade]
     if problems:
         raise InvalidArgument(
             "schema",
@@ -189,16 +191,16 @@ def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
 
     Raises InvalidArgument.
     """
-    held = {field.name: field for field in table.fields}
+    by_name = {field.name: field for field in table.fields}
     problems = []
     for field in fields_from_arrow(metadata, "metadata_columns"):
-        there = held.get(field.name)
-        if there is None:
+        present = by_name.get(field.name)
+        if present is None:
             problems.append(f"{field.name!r} ({type_text(field.field_type)}) is not in the table")
-        elif not fits(field.field_type, there.field_type):
-            problems.append(f"{field.name!r} is {type_text(field.field_type)}, in the table {_text(there)}")
-    for name, there in held.items():
-        if name.startswith(METADATA_PREFIX) and name not in metadata.names and there.required:
+        elif not fits(field.field_type, present.field_type):
+            problems.append(f"{field.name!r} is {type_text(field.field_type)}, in the table {_text(present)}")
+    for name, present in by_name.items():
+        if name.startswith(METADATA_PREFIX) and name not in metadata.names and present.required:
             problems.append(f"{name!r} is required in the table and not asked for")
     if problems:
         raise InvalidArgument(
@@ -213,17 +215,17 @@ def fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     return not any(_type_problems(given, table, "", nulls=False))
 
 
-def wider_types(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
+def wider_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
     """Yield the wider types for a column; each type holds all values of the type before."""
-    match held:
+    match kind:
         case iceberg.IntegerType():
             yield iceberg.LongType()
         case iceberg.FloatType():
             yield iceberg.DoubleType()
         case iceberg.DecimalType():
             # The scale stays: files contain the digits alone, and the scale sets the point.
-            for precision in range(held.precision + 1, MAX_PRECISION + 1):
-                yield iceberg.DecimalType(precision, held.scale)
+            for precision in range(kind.precision + 1, MAX_PRECISION + 1):
+                yield iceberg.DecimalType(precision, kind.scale)
         case _:
             return
 
@@ -243,6 +245,7 @@ def _refuse_reserved(payload: Schema, metadata_names: Collection[str]) -> None:
 
 
 def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, all_fields: bool) -> iceberg.NestedField:
+    """Return a table's field, required also if `given` is, with the fields of `given` only unless `all_fields`."""
     return iceberg.NestedField(
         field.field_id,
         field.name,
@@ -276,16 +279,21 @@ def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, al
 def _struct_problems(
     given: iceberg.StructType, table: iceberg.StructType, path: str, *, nulls: bool = True
 ) -> Iterator[str]:
-    held = {field.name: field for field in table.fields}
+    """Yield the contradictions of a given struct to the table's, in words.
+
+    :param path: the path of the struct, with a dot at the end, or empty.
+    :param nulls: whether an optional field contradicts a required field of the table.
+    """
+    by_name = {field.name: field for field in table.fields}
     for field in given.fields:
-        there = held.pop(field.name, None)
-        if there is None:
-            near = nearest(field.name, held)
+        present = by_name.pop(field.name, None)
+        if present is None:
+            near = nearest(field.name, by_name)
             hint = "" if near is None else f", which has {path + near!r}"
             yield f"{path + field.name!r} ({type_text(field.field_type)}) is not in the table{hint}"
         else:
-            yield from _field_problems(field, there, path + field.name, nulls=nulls)
-    for field in held.values():
+            yield from _field_problems(field, present, path + field.name, nulls=nulls)
+    for field in by_name.values():
         if field.required:
             yield f"{path + field.name!r} is required in the table ({type_text(field.field_type)}) and not given"
 
@@ -313,7 +321,7 @@ def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path:
 def _is_stuck(given: iceberg.NestedField, table: iceberg.NestedField) -> bool:
     """Return whether a table's column can neither hold the values of a given type, nor be widened to it."""
     pair = given.field_type, table.field_type
-    if not all(isinstance(one, iceberg.PrimitiveType) for one in pair):
+    if not all(isinstance(side, iceberg.PrimitiveType) for side in pair):
         return False
     return not any(_primitive_fits(pair[0], kind) for kind in (pair[1], *wider_types(pair[1])))
 

@@ -89,6 +89,8 @@ def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, Map
 
 @dataclass(frozen=True, slots=True)
 class _DdlToken:
+    """Token of a DDL string: a group of _TOKEN, the text, and the position of the first character."""
+
     kind: str
     value: str
     at: int
@@ -134,17 +136,17 @@ class _DdlParser:
         return fields
 
     def _scan(self) -> Iterator[_DdlToken]:
-        at = 0
+        position = 0
         while True:
-            match = _TOKEN.match(self._text, at)
+            match = _TOKEN.match(self._text, position)
             if match is None:
-                rest = self._text[at:].lstrip()
+                rest = self._text[position:].lstrip()
                 raise self._error("a name, a type or ','", _DdlToken("mark", rest[:1], len(self._text) - len(rest)))
             kind = str(match.lastgroup)
             yield _DdlToken(kind, match.group(kind), match.start(kind))
             if kind == "end":
                 return
-            at = match.end()
+            position = match.end()
 
     def _error(self, expected: str, got: _DdlToken, hint: str = "") -> InvalidArgument:
         # Words are whole: a word without its first letters looks like another mistake.
@@ -159,20 +161,23 @@ class _DdlParser:
         return self._tokens[self._next]
 
     def _take(self) -> _DdlToken:
+        """Return the next token, and go on behind it."""
         token = self._peek()
         # The last token, the end, is never passed: rules look at it again and again.
         self._next += token.kind != "end"
         return token
 
     def _take_mark(self, mark: str) -> bool:
-        found = self._peek().kind == "mark" and self._peek().value == mark
-        self._next += found
-        return found
+        """Go on behind the next token if it is this mark; return whether it is."""
+        is_mark = self._peek().kind == "mark" and self._peek().value == mark
+        self._next += is_mark
+        return is_mark
 
     def _take_word(self, *words: str) -> bool:
-        found = self._peek().is_word(*words)
-        self._next += found
-        return found
+        """Go on behind the next token if it is one of these words; return whether it is."""
+        is_word = self._peek().is_word(*words)
+        self._next += is_word
+        return is_word
 
     def _expect(self, mark: str) -> None:
         if not self._take_mark(mark):
@@ -225,18 +230,19 @@ class _DdlParser:
         """
         self._path.append(step)
         kind = self._type()
-        at = self._peek()
+        behind_type = self._peek()
         if (source := self._time_source()) is not None:
             if not isinstance(kind, iceberg.TimestamptzType):
                 hint = " An instant is a 'timestamp'." if isinstance(kind, iceberg.TimestampType) else ""
-                raise self._error("',' or the end", at, f"{hint} Only a timestamp is made {source}.")
+                raise self._error("',' or the end", behind_type, f"{hint} Only a timestamp is made {source}.")
             if MAP_STEP in self._path:
-                raise self._error("',' or '>'", at, " Times inside a map are not made from something else.")
+                raise self._error("',' or '>'", behind_type, " Times inside a map are not made from something else.")
             self.times[tuple(self._path)] = source
         self._path.pop()
         return kind
 
     def _time_source(self) -> TimeSource | None:
+        """Parse the source of a column's times, such as `from epoch_ms`; return None without a source."""
         if self._take_word("from"):
             token, units = self._take(), {str(unit): unit for unit in EpochUnit}
             if token.value.lower() not in units:
@@ -260,8 +266,8 @@ class _DdlParser:
         if name == "timestamp" and self._peek().is_word("with", "without"):
             return self._zoned()
         if name not in PLAIN_TYPES:
-            meant = f"Did you mean {_ELSEWHERE[name]!r}?" if name in _ELSEWHERE else did_you_mean(name, _TYPES)
-            raise self._error("a type", token, f" {meant}" if name else "")
+            hint = f"Did you mean {_ELSEWHERE[name]!r}?" if name in _ELSEWHERE else did_you_mean(name, _TYPES)
+            raise self._error("a type", token, f" {hint}" if name else "")
         if name == "double":
             self._take_word("precision")
         return PLAIN_TYPES[name]
@@ -305,14 +311,14 @@ class _DdlParser:
         return iceberg.MapType(next(self._ids), key, next(self._ids), value, value_required=required)
 
     def _decimal(self) -> iceberg.DecimalType:
-        at = self._peek()
+        start = self._peek()
         if not self._take_mark("("):
             return iceberg.DecimalType(10, 0)
         precision = self._number()
         scale = self._number() if self._take_mark(",") else 0
         self._expect(")")
         if not 1 <= precision <= MAX_PRECISION or scale > precision:
-            raise self._error(f"a precision of 1 to {MAX_PRECISION} and a scale no greater", at)
+            raise self._error(f"a precision of 1 to {MAX_PRECISION} and a scale no greater", start)
         return iceberg.DecimalType(precision, scale)
 
     def _length(self) -> int:
@@ -320,10 +326,10 @@ class _DdlParser:
         close = "]" if self._take_mark("[") else ")"
         if close == ")":
             self._expect("(")
-        at = self._peek()
+        start = self._peek()
         length = self._number()
         if length < 1:
-            raise self._error("a length of 1 or more", at)
+            raise self._error("a length of 1 or more", start)
         self._expect(close)
         return length
 

@@ -62,7 +62,7 @@ def _requires(kind: pa.DataType) -> bool:
 
 
 def _children(kind: pa.DataType) -> list[pa.Field]:
-    return [kind.field(at) for at in range(kind.num_fields)]
+    return [kind.field(number) for number in range(kind.num_fields)]
 
 
 def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) -> pa.Array:
@@ -94,38 +94,39 @@ def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) 
 def _settled_struct(
     array: pa.Array, kind: pa.DataType, path: str, around: _Mask | None, nulls: pa.Array | None
 ) -> pa.Array:
-    there = _there(array, around)
+    parents = _there(array, around)
     children = [
-        _settled(array.field(at), field, f"{path}.{field.name}", there) for at, field in enumerate(_children(kind))
+        _settled(array.field(n), field, f"{path}.{field.name}", parents) for n, field in enumerate(_children(kind))
     ]
     return pa.StructArray.from_arrays(children, fields=_children(kind), mask=nulls)
 
 
 def _settled_items(array: pa.Array, kind: pa.DataType, path: str, around: _Mask | None) -> pa.Array:
     """Return all items of the lists or maps, as many as the borders in the buffer count."""
-    there = _there(array, around)
+    parents = _there(array, around)
     if arrow.is_map(kind):
-        items = _settled(array.items, kind.item_field, f"{path}.value", _spread(array, there, len(array.items)))
+        items = _settled(array.items, kind.item_field, f"{path}.value", _spread(array, parents, len(array.items)))
         return pa.StructArray.from_arrays([array.keys, items], fields=[kind.key_field, kind.item_field])
-    return _settled(array.values, kind.value_field, f"{path}.element", _spread(array, there, len(array.values)))
+    return _settled(array.values, kind.value_field, f"{path}.element", _spread(array, parents, len(array.values)))
 
 
 def _there(array: pa.Array, around: _Mask | None) -> _Mask | None:
+    """Return whether each value, and all its parents, are not NULL; None: everywhere. `around` is of the parents."""
     if not array.null_count:
         return around
     valid: _Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return valid if around is None else valid & around
 
 
-def _spread(array: pa.Array, there: _Mask | None, count: int) -> _Mask | None:
+def _spread(array: pa.Array, parents: _Mask | None, count: int) -> _Mask | None:
     """Return for each item whether the list around the item is not NULL; False for items outside of all lists.
 
     The result is None, for all items, if all lists are there and cover all items.
     """
     borders = array.offsets.to_numpy()
-    if there is None and borders[0] == 0 and borders[-1] == count:
+    if parents is None and borders[0] == 0 and borders[-1] == count:
         return None
     inside = np.zeros(count, np.bool_)
-    lists = np.ones(len(array), np.bool_) if there is None else there
+    lists = np.ones(len(array), np.bool_) if parents is None else parents
     inside[borders[0] : borders[-1]] = np.repeat(lists, np.diff(borders))
     return inside

@@ -86,8 +86,7 @@ _FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
 def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema") -> Schema:
     """Return a schema of these fields with fresh field ids; the given ids must differ.
 
-    Raises InvalidArgument for an empty schema, for names equal except in case, and for two columns with the same
-    path.
+    Raises InvalidArgument for an empty schema, for names equal except in case, and for two columns with the same path.
     """
     struct = iceberg.StructType(*fields)
     _refuse_empty_and_twins(struct, argument)
@@ -166,15 +165,16 @@ def _refuse_empty_and_twins(struct: iceberg.StructType, argument: str) -> None:
 
 
 def _refuse_twins(kind: iceberg.IcebergType, argument: str, path: str) -> None:
+    """Refuse fields of a struct whose names are equal except in case. Raises InvalidArgument."""
     match kind:
         case iceberg.StructType():
-            seen: dict[str, str] = {}
+            name_by_lower_case: dict[str, str] = {}
             for field in kind.fields:
-                name, twin = field.name, seen.get(field.name.lower())
+                name, twin = field.name, name_by_lower_case.get(field.name.lower())
                 if twin is not None:
-                    how = "there twice" if twin == name else f"also there as {path + twin!r}, in another case only"
-                    raise InvalidArgument(argument, f"column {path + name!r} is {how}.", "Rename or remove one.")
-                seen[name.lower()] = name
+                    problem = "there twice" if twin == name else f"also there as {path + twin!r}, in another case only"
+                    raise InvalidArgument(argument, f"column {path + name!r} is {problem}.", "Rename or remove one.")
+                name_by_lower_case[name.lower()] = name
                 _refuse_twins(field.field_type, argument, f"{path}{name}.")
         case iceberg.ListType():
             _refuse_twins(kind.element_type, argument, f"{path}element.")
@@ -234,7 +234,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def arrow_schema_with_ids(schema: Schema, *, large: bool = False) -> pa.Schema:
-    """Return the Arrow schema of a data file, with fields marked by field ids."""
+    """Return the Arrow schema of a data file, with field ids; `large`: with 64-bit offsets, as PyIceberg makes it."""
     full = schema_to_pyarrow(schema, include_field_ids=True)
     return full if large else pa.schema([_plain(field) for field in full])
 

@@ -70,7 +70,7 @@ def is_of_range(reason: str) -> bool:
 def _is_bounded(kind: pa.DataType) -> bool:
     """Return whether values of this type can be out of range."""
     if arrow.is_nested(kind):
-        return any(_is_bounded(kind.field(at).type) for at in range(kind.num_fields))
+        return any(_is_bounded(kind.field(number).type) for number in range(kind.num_fields))
     return any(matches(kind) for matches, *_ in _BOUNDS)
 
 
@@ -93,13 +93,14 @@ def _outside(array: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
 
 
 def _items(lists: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
+    """Yield path, problem and row numbers of the lists' items out of range."""
     owners = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
     for inner, problem, places in _outside(lists.flatten(), path):
         yield inner, problem, owners[places]
 
 
 def _wrong(array: pa.Array) -> tuple[str, _Rows] | None:
-    # None if all values are in range, or if any value of the type is.
+    """Return the problem and the row numbers of values out of range; None without such values."""
     for matches, storage, low, high, problem in _BOUNDS:
         if matches(array.type):
             values = array if storage is None else array.view(storage)
@@ -123,6 +124,7 @@ def _smallest(kind: pa.DataType) -> Decimal:
     return _largest(kind).copy_negate()
 
 
+# Test of a type, the integer type of its values (None: the type itself), the least and greatest value, and the problem.
 _BOUNDS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType | None, _Bound, _Bound, str], ...] = (
     (arrow.is_timestamp, pa.int64(), lambda kind: MIN_MICROS, lambda kind: MAX_MICROS, NOT_A_YEAR),
     (arrow.is_date32, pa.int32(), lambda kind: MIN_DAY, lambda kind: MAX_DAY, NOT_A_YEAR),
