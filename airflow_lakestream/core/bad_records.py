@@ -147,6 +147,7 @@ class RejectLimit:
 
     @property
     def _exceeded(self) -> str:
+        """The limit in words, for the error."""
         share = "" if self.share is None else f"{self.share:.4%}".rstrip("0%").rstrip(".") + "%"
         if self.least:
             return f"more than {share} of them, and max_rejected is not given"

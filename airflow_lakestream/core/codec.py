@@ -256,10 +256,7 @@ def _decode_intervals(text: str) -> tuple[Interval, ...]:
 
 
 def _encode_counts(landing: Landing) -> dict[str, str]:
-    """Return the summary key with the counts by partition.
-
-    Empty without counts, or if the text is too long for metadata: then readers know only the sum.
-    """
+    """Return the key with the counts by partition; empty without counts, or if too long: readers then know the sum."""
     texts = []
     for identity in sorted(landing.topics):
         counts = landing.by_partition.get(identity, {})
@@ -269,6 +266,7 @@ def _encode_counts(landing: Landing) -> dict[str, str]:
 
 
 def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIdentity, Mapping[int, Counts]]:
+    """Parse the counts by partition; topics are in sorted order, separated by "|". Raises ValueError."""
     if not text:
         return {}
     return {
@@ -289,6 +287,7 @@ def _encode_made(made: FunctionRows | None) -> dict[str, str]:
 
 
 def _encode_stream(landing: Landing) -> dict[str, str]:
+    """Return the key with a landing's batch of a streaming query, for people; empty without a batch."""
     for entry in landing.topics.values():
         if (streamed := entry.streamed) is not None:
             ends = {key[1]: entry.landed.intervals(*key)[-1][1] for key in entry.landed.partitions}

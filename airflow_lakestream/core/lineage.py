@@ -355,6 +355,7 @@ class _SnapshotChain:
         return any(self._oldest_known_ancestor(snapshot_id) == root for snapshot_id in landing_ids)
 
     def _oldest_known_ancestor(self, snapshot_id: int) -> int:
+        """Return the end of the walk from a snapshot along known parents."""
         while snapshot_id in self._parents:
             snapshot_id = self._parents[snapshot_id]
         return snapshot_id

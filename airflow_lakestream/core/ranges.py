@@ -159,6 +159,7 @@ def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None
 
 
 def _subtract(intervals: Iterable[Interval], subtracted: Iterable[Interval]) -> Iterator[Interval]:
+    """Yield the parts of sorted intervals outside of further sorted intervals."""
     holes = list(subtracted)
     first = 0
     for start, end in intervals:

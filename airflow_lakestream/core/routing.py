@@ -171,6 +171,7 @@ _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.
 
 
 def _placeholder(text: str, template: str) -> NamePlaceholder:
+    """Parse the text between the braces of a template. Raises InvalidArgument."""
     origin, colon, name = text.partition(":")
     # Without a colon, `{topic}` and `{key}` have these origins, and every other name is a field.
     if not colon:

@@ -42,6 +42,7 @@ def url_holds_secret(text: str) -> bool:
 
 
 def _url_holds_secret(url: str) -> bool:
+    """Return whether a URL has a password, a user of HTTP, or a parameter with a secret's name."""
     scheme, _, address = url.partition("://")
     user, separator, _ = re.split(r"[/?#;]", address, maxsplit=1)[0].rpartition("@")
     name, _, password = user.partition(":")

@@ -236,6 +236,7 @@ def drop_superseded(
 
 
 def _drop_with_rows(catalog: Catalog, name: str, branch: CheckBranch) -> None:
+    """Drop a branch, and delete the data files that only this branch may have."""
     table = catalog.load_table(name)
     paths = {file.file_path for file in added_files(table, branch.snapshot)} if branch.owns_files else set[str]()
     drop(catalog, name, branch)
@@ -378,6 +379,7 @@ class BranchChecks(IcebergExaminer):
         self._sink.commit_alone(commit)
 
     def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> CheckBranch:
+        """Put the files on a new branch, unless they do not fit the table. Raises the refusal, and catalog errors."""
         current = self._catalog.load_table(self._name)
         try:
             self._sink.commit_of(landing).check_fit(current)

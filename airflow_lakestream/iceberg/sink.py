@@ -192,10 +192,7 @@ class IcebergSink(TableSink[DataFile]):
             self._take_committed()
 
     def replace(self, landing: Landing, finder: Callable[..., Finder] = Finder) -> tuple[int, Landing]:
-        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`.
-
-        :param finder: makes the search for the rows to remove.
-        """
+        """Replace the rows of ranges by the buffered rows; see `core.ports.Sink`, and for `finder` `exchange_rows`."""
         return self.checked(landing, partial(self._replace, landing, finder), is_replace=True)
 
     def _replace(self, landing: Landing, finder: Callable[..., Finder]) -> tuple[int, Landing]:
@@ -281,6 +278,7 @@ class IcebergSink(TableSink[DataFile]):
             self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
+        """Return the state of a missing table, and check the design as far as possible. Raises InvalidArgument."""
         # The catalog gives the location only once records have given the columns; an outline has no properties.
         warehouse = getattr(self._catalog, "properties", {}).get(WAREHOUSE_LOCATION, "")
         fitness.check_place(self._name, f"{warehouse}/{self._name}")
@@ -294,6 +292,7 @@ class IcebergSink(TableSink[DataFile]):
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
     def _check_design(self, table: Table) -> SchemaChange:
+        """Check a table against the design, and return the change of its schema. Raises the errors of `load`."""
         fitness.check_table(table)
         if (change := self.starts_over(table)) is not None:
             return change
@@ -416,6 +415,7 @@ class IcebergSink(TableSink[DataFile]):
         return CommitAttempt(self._catalog, self._name, commit, stage, new)
 
     def _drive(self, commit: TableCommit, files: Sequence[DataFile], stage: RewriteStage | None = None) -> int:
+        """Commit files, and return the snapshot's id; files that may be in the table are never deleted."""
         attempt = self._attempt(commit, stage)
         try:
             snapshot_id = commit_files(attempt, files)

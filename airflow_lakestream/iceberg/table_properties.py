@@ -100,6 +100,7 @@ def _refused(name: str, properties: Mapping[str, str], reason: str) -> InvalidAr
 
 
 def _integer(name: str, text: str, *, least: int = -_GREATEST_LONG, most: int = _GREATEST_LONG) -> int | None:
+    """Return a property as an integer, or None for an empty text. Raises InvalidArgument."""
     # PyIceberg takes an empty text for no value.
     if not text:
         return None

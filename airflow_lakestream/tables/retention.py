@@ -171,7 +171,7 @@ class RemovedPositions:
 
     @classmethod
     def joined(cls, parts: Iterable[RemovedPositions]) -> RemovedPositions:
-        """Return the union."""
+        """Return the union of the offsets."""
         all_parts = list(parts)
         own = RangeSet(offset_range for part in all_parts for offset_range in part.own)
         return cls(own, RangeSet(offset_range for part in all_parts for offset_range in part.adopted))
@@ -197,7 +197,8 @@ class PositionReader:
             for receipt in receipts(properties, group):
                 if receipt.columns is not None:
                     columns = PositionColumns.of_paths(receipt.columns, receipt.topic)
-                    readable += [] if columns.missing(schema) else [(columns, receipt.verifiable)]
+                    if not columns.missing(schema):
+                        readable.append((columns, receipt.verifiable))
         return cls(readable)
 
     @property
@@ -260,9 +261,10 @@ class OldRowFile(Generic[Item, Remainder]):
     def read(
         cls, file: Item, parts: Iterable[pa.Table], cutoff: RowCutoff, positions: PositionReader, *, is_old: bool
     ) -> Self:
-        """Return the file with the old ones among its rows.
+        """Return the file with the number and the offsets of the old rows among its live rows.
 
-        :param is_old: all rows are known to be old.
+        :param parts: the live rows.
+        :param is_old: whether all rows are known to be old.
         """
         rows, old, removed = 0, 0, list[RemovedPositions]()
         for part in parts:

@@ -123,6 +123,7 @@ class RowBuffer(Generic[File]):
     ) -> None:
         self._table, self._prepare, self._trial = table, prepare, trial
         self._promote = "permissive" if grows else "none"
+        # Bytes of rows that become a file, and the number of writes that go on while rows are collected.
         self._most, self._ahead = FILE_BYTES // parts, WRITES_AHEAD if parts == 1 else 0
         self._rows: list[pa.Table] = []
         self._bytes = 0

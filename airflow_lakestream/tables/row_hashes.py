@@ -44,6 +44,7 @@ class RowHashes:
         return total
 
     def _of(self, values: pa.Array) -> Hashes:
+        """Return the hash of each value; all NULLs have the same hash."""
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
         hashes = self._of_kind(values)

@@ -165,6 +165,7 @@ class HandedPieces:
     def _unfit_reason(
         self, piece: SharePiece, identity: TopicIdentity, in_ledger: RangeSet, misfit: Callable[[Files], str | None]
     ) -> str | None:
+        """Return the reason against a piece, or None; see `usable`."""
         if piece.identity != identity:
             return "they were read from another incarnation of the topic"
         if overlap := piece.ranges & in_ledger:

@@ -192,6 +192,7 @@ class _ShareReading:
                 self.awaited.discard(number)
 
     def _take_over(self, handed: _PieceMessage) -> None:
+        """Give a child's files to the sink, and its rejected records to the reject store."""
         if handed.piece is not None:
             self.job.shared.take_over(handed.piece.files)
         for records in handed.rejected:
@@ -299,6 +300,7 @@ class ReaderProcess:
             self._read_share(job, order, rejects)
 
     def _read_share(self, job: LandingJob, order: ReadOrder, rejects: _RejectBuffer) -> None:
+        """Read a share; send a piece when the parent asks, when many records are rejected, and at the end."""
         share = order.share
         table = job.sink.load(order.run_id)
         job.shared.write_below(order.folder)

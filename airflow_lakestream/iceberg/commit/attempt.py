@@ -124,6 +124,7 @@ class CommitAttempt:
         return self._landed(table)
 
     def _present_table(self) -> Table:
+        """Return the table at its present head. Raises RefusalCarrier, or NoSuchTableError after a request was sent."""
         try:
             return self._catalog.load_table(self.name)
         except NoSuchTableError:
@@ -154,6 +155,7 @@ class CommitAttempt:
         return self.guard.landed_in(self._catalog.load_table(self.name))
 
     def _landed(self, table: Table) -> int:
+        """Return the id of the snapshot that was just committed."""
         snapshot_id = self.guard.landed_in(table)
         if snapshot_id is None:
             raise AssertionError(f"{table.name()}: the commit succeeded, but its landing is not in the table's history")
@@ -214,6 +216,7 @@ def overwriting(transaction: Transaction, summary: Mapping[str, str], producers:
 
 
 def _clean(producers: Sequence[Producer], keep: int | None) -> None:
+    """Delete the manifests and manifest lists of all tries, except those that snapshot `keep` needs."""
     for producer in producers:
         # Private methods of PyIceberg, which itself calls them only if it knows the outcome.
         if producer.snapshot_id != keep:

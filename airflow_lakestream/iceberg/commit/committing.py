@@ -61,9 +61,7 @@ def commit_files(attempt: CommitAttempt, files: Sequence[DataFile]) -> int:
             raise refused.error from None
         except (CommitFailedException, ValidationException) as e:
             log.info("Commit to %s not applied (%s), trying again.", attempt.name, e)
-        except (
-            Exception
-        ) as e:  # any error of a catalog's client: raised if nothing was sent, else the outcome is looked up
+        except Exception as e:  # of a catalog's client: raised if nothing was sent, else the outcome is looked up
             if not attempt.reached_catalog:
                 attempt.clean_up(keep=None)
                 raise
@@ -80,6 +78,7 @@ def commit_files(attempt: CommitAttempt, files: Sequence[DataFile]) -> int:
 
 
 def _applied(attempt: CommitAttempt, snapshot_id: int) -> int:
+    """Keep the files of snapshot `snapshot_id`, delete those of all other tries, and return the id."""
     attempt.may_be_applied = True
     attempt.clean_up(keep=snapshot_id)
     return snapshot_id

@@ -148,6 +148,7 @@ class CommitGuard:
         self.commit.check_ledger(current)
 
     def _check_precondition(self) -> None:
+        """Refuse a landing whose own precondition fails. Raises RefusalCarrier."""
         try:
             self.commit.landing.check_precondition()
         except Conflict as e:
@@ -184,6 +185,7 @@ class CommitGuard:
     def _create(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
+        """Create the table with the first snapshot and the ledger."""
         self._check_precondition()
         # The staged table has no history: the ledger after this landing is the landing alone.
         part = self._part(None, table, _only(AddSnapshotUpdate, updates).snapshot.snapshot_id)
@@ -221,6 +223,7 @@ class CommitGuard:
         return NotApplied(reason) if self.commit.for_one_head else CommitFailedException(reason)
 
     def _look_again(self, table: Table) -> Table | None:
+        """Return the table after a failed request, or None if it is missing. Raises OutcomeUnknown."""
         try:
             return self._catalog.load_table(table.name())
         except NoSuchTableError:
@@ -257,6 +260,7 @@ def _base_of(requirements: tuple[TableRequirement, ...]) -> int | None:
 
 
 def _only(kind: Callable[..., Kind], items: tuple[Any, ...]) -> Kind:
+    """Return the only item of a kind. Raises AssertionError for none or several."""
     matches = [item for item in items if isinstance(item, cast(type, kind))]
     if len(matches) != 1:
         raise AssertionError(f"a commit of a landing has exactly one {kind}, found {matches}")

@@ -50,6 +50,7 @@ class ManifestWriters:
         producer._clean_all_uncommitted = self._clean_all
 
     def _new(self, spec: PartitionSpec) -> Writer:
+        """Return a manifest writer that the clean-up waits for. Raises CleanedUp after the clean-up began."""
         done: Future[None] = Future()
         with self._lock:
             if self._given_up:

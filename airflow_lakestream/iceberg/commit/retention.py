@@ -178,6 +178,7 @@ def protected(metadata: TableMetadata) -> set[int]:
 
 
 def _ancestors(parents: Mapping[int, int | None], snapshot_id: int | None) -> Iterator[int]:
+    """Yield a snapshot and its ancestors, newest first, up to a removed one."""
     while snapshot_id is not None and snapshot_id in parents:
         yield snapshot_id
         snapshot_id = parents[snapshot_id]

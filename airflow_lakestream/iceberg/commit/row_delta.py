@@ -67,6 +67,7 @@ class RowDelta(_OverwriteFiles):
         return self
 
     def _manifests(self) -> list[ManifestFile]:
+        """Return the manifests of the new snapshot."""
         base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
         # Manifests without live files only list files removed by earlier snapshots: they would pile up and merge badly.
         with_files = [m for m in base.manifests(self._io) if has_files(m)] if base is not None else []
@@ -123,6 +124,7 @@ class RowDelta(_OverwriteFiles):
         return ManifestEntry.from_args(status=added, snapshot_id=self.snapshot_id, data_file=file)
 
     def _write(self, opened: ManifestWriter, out: set[DataFile], entries: Sequence[ManifestEntry]) -> ManifestFile:
+        """Write a manifest with entries: those of removed files (`out`) as deleted, of new files as added."""
         with opened as writer:
             for entry in entries:
                 if entry.data_file in out:
@@ -141,6 +143,7 @@ class RowDelta(_OverwriteFiles):
         return writer
 
     def _merged(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        """Return the manifests of data files, merged if the table's properties ask for merges."""
         properties = self._transaction.table_metadata.properties
         if not manifests or not property_as_bool(properties, TableProperties.MANIFEST_MERGE_ENABLED, False):
             return manifests
@@ -234,6 +237,7 @@ def exchange_of_files(
 
 
 def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:
+    """Return files by the id of their partition spec."""
     by_spec = defaultdict[int, list[DataFile]](list)
     for file in files:
         by_spec[file.spec_id].append(file)

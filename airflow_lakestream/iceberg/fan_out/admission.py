@@ -62,11 +62,13 @@ class RouteAdmission:
         self._lock = lock
         # The table of each admitted route. New tables and the tables known to the home count towards `max_tables`.
         self._tables: dict[str, str] = {}
+        # The reason against each refused route.
         self._refused: dict[str, str] = {}
         # Reasons against a table, by its name: many routes may lead to one table.
         self._foreign_tables: dict[str, str] = {}
         # The last missing table that must not be made.
         self._missing_table: str | None = None
+        # The number of missing tables that were looked up, and the names of all tables, asked for after LOOKS of them.
         self._misses = 0
         self._all_names: frozenset[str] | None = None
 
@@ -93,6 +95,7 @@ class RouteAdmission:
         return self._tables[route]
 
     def _decide(self, route: str) -> str | None:
+        """Admit or refuse a route, and keep the decision; return the reason of a refusal, or None."""
         with self._lock:
             name = self._fan_out.template.table(route.split(SEPARATOR))
             reason = self._refusal_of(name, route)
@@ -136,7 +139,7 @@ class RouteAdmission:
         return None
 
     def _table_exists(self, name: str) -> bool:
-        # The reason against this table is known: the catalog is not asked again.
+        """Return whether a table exists; the catalog is asked as seldom as possible. Raises NotItsOwn."""
         if name in self._foreign_tables:
             return True
         if self._fan_out.new_tables is NewTables.FAIL and self._misses >= LOOKS:

@@ -343,18 +343,21 @@ class FanOutSink:
             return None
 
     def _open(self, name: str, identity: TopicIdentity) -> FanOutTarget:
+        """Return a target of this run, opened at the first call. Raises the errors of `TargetTable.load`."""
         if name not in self._targets:
             opened = self._look_at(name)
             self._targets[name] = FanOutTarget(name, partial(self._new_table, name), opened, identity, self._run_id)
         return self._targets[name]
 
     def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> FanOutTarget:
+        """Return the target of routed rows. Raises BadRecord, with the first row's position, for a refused route."""
         for reason in self._admission.refusals([route]).values():
             partition, offset = rows[ROUTE_PARTITION][0].as_py(), rows[ROUTE_OFFSET][0].as_py()
             raise BadRecord(identity.topic, partition, offset, reason)
         return self._target(route, identity)
 
     def _target(self, route: str, identity: TopicIdentity) -> FanOutTarget:
+        """Return the target of an admitted route; a table that the home does not know is kept for its notes."""
         name = self._admission.table_of(route)
         if self._noted_tables().get(name) is None:
             self._new[name] = route
@@ -366,6 +369,7 @@ class FanOutSink:
         return {} if notes is None else notes.tables
 
     def _own_fingerprint(self) -> str:
+        """Return the fingerprint of this run's configuration: template, decoding and columns."""
         _, columns = self._home.columns(self._design.schema)
         fields = [[f.name, str(f.type), f.nullable] for f in columns]
         # The first item is the version of the fingerprint.

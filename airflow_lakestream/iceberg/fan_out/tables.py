@@ -92,7 +92,7 @@ class HomeTable:
         self.sink.take_design(replace(self._design, schema=schema))
 
     def columns(self, given_schema: Schema | None) -> tuple[Schema, pa.Schema]:
-        """Return the payload's columns in every target, and the columns for decoding rows."""
+        """Return the payload's columns in every target, and the columns for decoding rows by the given schema."""
         design = self.sink.target().schema()
         names = self._design.metadata.names
         payload = Schema(*(f for f in design.fields if f.name not in names and not f.name.startswith("_kafka_")))
@@ -207,6 +207,7 @@ class TargetTable:
             return False
 
     def _stamp(self, properties: Properties) -> Properties:
+        """Return the property with this run's fingerprint. Raises Fenced if another configuration has the table."""
         key = MEMBER + self.home
         if not self.fences and properties.get(key, self.fingerprint) != self.fingerprint:
             raise Fenced(self._name)
@@ -377,12 +378,14 @@ class FanOutTarget:
         return rows.filter(is_within(rows[ROUTE_OFFSET], intervals))
 
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
+        """Return this table's landing of a change, as part of the home's landing."""
         # The id and the run id show that a target's landing belongs to the landing of the home.
         own_id = f"{landing.landing_id}/{self.name}{suffix}"
         run_id = stamped_run_id(landing.run_id, fingerprint)
         return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)
 
     def _refuse_foreign_landings(self, ranges: RangeSet) -> None:
+        """Refuse ranges landed in this table by another group. Raises LandedByAnotherGroup."""
         for other, ledger in self._state.other_ledgers.items():
             landed_by_other = ranges & ledger.entry(self._identity).landed
             if landed_by_other and not self.table.overlaps:

@@ -104,7 +104,7 @@ class _KnownSnapshots:
     parents: dict[int, int] = field(default_factory=dict)
 
     def learn(self, metadata: TableMetadata) -> None:
-        """Add the next older file: expiry removes snapshots, and by PyIceberg the parent ids of the children."""
+        """Add the next older metadata file, which may show snapshots and parent ids removed by expiry since then."""
         for snapshot in metadata.snapshots:
             if (snapshot.sequence_number or 0) <= self.base:
                 self.below.add(snapshot.snapshot_id)
@@ -357,6 +357,7 @@ class PublishingSink(IcebergSink):
         renew_branch(self._catalog, self._name, branch)
 
     def _there(self) -> Table:
+        """Return the table at the last `load`. Raises CannotReplace for a table without positions."""
         assert self._table is not None, "without a table there is no branch"
         check_columns(self._table.schema().column_names, self._name)
         return self._table
@@ -371,6 +372,7 @@ class PublishingSink(IcebergSink):
             raise BranchFileGone(self._name, self.branch, file.path) from e
 
     def _with_right_bounds(self, table: Table, file: BranchFile) -> DataFile:
+        """Return a file's entry for main, without bounds that are too narrow. Raises BranchFileGone."""
         # An engine may have taken the bounds from the files' footers alone, where long values have none.
         try:
             columns = too_narrow(table.io, file.file, table.name_mapping())

@@ -54,6 +54,7 @@ class FirstLook:
         return list(new_landings.values()), reading.base_id is None or reading.base_id in first_ids
 
     def _history(self) -> frozenset[int]:
+        """Return the ids of the snapshots in the history at the first look, those of the journal included."""
         if self.table is None or self.reading is None:
             return frozenset()
         ids = {snapshot.snapshot_id for snapshot in ledger_store.live_ancestors(self.table.metadata)}

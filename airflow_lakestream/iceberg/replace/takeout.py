@@ -271,6 +271,7 @@ def look_for_rows(table: Table, query: ForeignRowQuery) -> UnaccountedRows:
 
 
 def _look(table: Table, snapshot: Snapshot, query: ForeignRowQuery) -> UnaccountedRows:
+    """Return the unaccounted rows of a snapshot; only files that may have rows of the topic are searched."""
     planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(query.topic))
     # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
     tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
@@ -287,6 +288,7 @@ def _is_no_equality_delete(entry: ManifestEntry) -> bool:
 
 
 def _to_judge(table: Table, task: FileScanTask, topic: str) -> CandidateFile:
+    """Return a data file with its bounds and null counts, for the search by `find`."""
     file, schema = task.file, table.schema()
     ids = [schema.find_field(name).field_id for name in COORDINATES]
     nulls = file.null_value_counts or {}

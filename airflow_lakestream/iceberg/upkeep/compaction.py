@@ -156,13 +156,15 @@ class FileRewriter:
         return rewritten
 
     def _write(self, rewritten: RewrittenGroup, paths: list[str]) -> None:
+        """Write the new files at `paths`, and add them to `rewritten`; a path that is missing is added, too."""
         group = rewritten.group
         schema, rows = self.metadata.schema(), self.live_rows(group.files)
         if self.keep is not None:
             rows = filter(len, map(self.keep, rows))
         if self.order.fields:
             rows = sorted_rows(rows, schema, self.order)
-        for number, file_rows in enumerate(_cut(rows, -(-group.rows // group.outputs))):
+        most_rows = -(-group.rows // group.outputs)
+        for number, file_rows in enumerate(_cut(rows, most_rows)):
             if number == len(paths):
                 # More rows than the manifests count.
                 paths.append(self.paths(group)[0])

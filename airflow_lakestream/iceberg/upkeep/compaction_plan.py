@@ -319,6 +319,7 @@ def _only_path(file: DataFile) -> str | None:
 
 
 def _may_delete_in(deletes: DataFile, file: DataFile) -> bool:
+    """Return by the bounds of paths whether position deletes may be of a data file."""
     path = file.file_path.encode()
     low, high = (deletes.lower_bounds or {}).get(_PATH_ID), (deletes.upper_bounds or {}).get(_PATH_ID)
     return (low is None or low <= path) and (high is None or path <= high)

@@ -103,6 +103,7 @@ def is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
 
 
 def _compacts(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is a compaction by any engine."""
     summary = ledger_store.summary_of(snapshot)
     # A rewrite of manifests is a `replace`, too; a merge or a replaced range may have as many rows as before.
     if snapshot.summary is None or codec.SUMMARY_GROUP in summary or not _number(snapshot, _REMOVED):

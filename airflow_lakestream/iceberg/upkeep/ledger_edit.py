@@ -146,6 +146,7 @@ def attempt_at(
     def stage(attempt: CommitAttempt, transaction: LandingTransaction, _: Table, __: Sequence[DataFile]) -> None:
         producer = arrange(transaction, attempt.summary)
         note(producer, attempt.producers)
+        # The snapshot is written at the end of the context.
         with producer:
             pass
 
@@ -201,6 +202,7 @@ def drive(name: str, make: Callable[[], CommitAttempt | None], undo: Callable[[]
 
 
 def _drive(name: str, make: Callable[[], CommitAttempt | None], attempts: list[CommitAttempt]) -> int | None:
+    """Commit an attempt for the present head, and add each attempt to `attempts`; see `drive`."""
     attempt: CommitAttempt | None = None
     last: BaseException | None = None
     for _ in tries(TRIES, RETRY_PAUSE):

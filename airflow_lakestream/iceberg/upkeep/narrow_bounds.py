@@ -108,6 +108,7 @@ class _BoundsManifests(FileExchange):
         return [self._mended(manifest) for manifest in (base.manifests(self._io) if base is not None else ())]
 
     def _mended(self, manifest: ManifestFile) -> ManifestFile:
+        """Return a manifest with the entries of another, without wrong bounds; unchanged if no bound is wrong."""
         if manifest.content != ManifestContent.DATA:
             return manifest
         entries = live_entries_of(self._io, manifest)
@@ -119,6 +120,7 @@ class _BoundsManifests(FileExchange):
         return writer.to_manifest_file()
 
     def _existing(self, entry: ManifestEntry) -> ManifestEntry:
+        """Return an entry for an existing file, without its wrong bounds."""
         columns = self._wrong.get(entry.data_file.file_path)
         return ManifestEntry.from_args(
             status=ManifestEntryStatus.EXISTING,

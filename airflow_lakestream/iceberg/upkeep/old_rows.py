@@ -74,6 +74,7 @@ def age_of(metadata: TableMetadata, file: DataFile, cutoff: RowCutoff) -> FileAg
             continue
         if (value := file.partition[position]) is None:
             return FileAge.NEW
+        # The value of the partition with the cutoff in it.
         edge = transform.transform(column.field_type)(limit) if transform.can_transform(column.field_type) else None
         if isinstance(value, int) and edge is not None and value != edge:
             # Rising transforms: a row of an earlier partition is before the cutoff.
@@ -81,7 +82,8 @@ def age_of(metadata: TableMetadata, file: DataFile, cutoff: RowCutoff) -> FileAg
     nulls = (file.null_value_counts or {}).get(column.field_id)
     if nulls is not None and nulls >= file.record_count:
         return FileAge.NEW
-    low, high = (_bound(column.field_type, some, column.field_id) for some in (file.lower_bounds, file.upper_bounds))
+    bounds = file.lower_bounds, file.upper_bounds
+    low, high = (_bound(column.field_type, by_column, column.field_id) for by_column in bounds)
     if low is not None and low >= limit:
         return FileAge.NEW
     return FileAge.OLD if high is not None and high < limit and nulls == 0 else FileAge.MIXED
@@ -123,6 +125,7 @@ class _IcebergOldRowReader:
         return rows.filter(pc.invert(self.cutoff.old(rows)))
 
     def _read(self, live: LiveFile) -> Iterator[pa.Table]:
+        """Yield the live rows of a file, with the columns of positions and of the age."""
         metadata, io = self.table.metadata, self.table.io
         if live.equalities:
             return FileRewriter(metadata, io, self.table.sort_order()).live_rows([live])
@@ -225,12 +228,12 @@ class _IcebergOldRowRemoval:
 
         old_files, self.is_cut = list[_OldDataFile](), False
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-old") as pool:
-            for one in pool.map(look, files):
-                if one is None:
+            for file in pool.map(look, files):
+                if file is None:
                     self.is_cut = True
                     break
-                if one.rows or one.is_whole:
-                    old_files.append(one)
+                if file.rows or file.is_whole:
+                    old_files.append(file)
         return old_files
 
     def _with_remainders(self, reader: _IcebergOldRowReader, chosen: Sequence[_OldDataFile]) -> list[_OldDataFile]:
@@ -247,8 +250,8 @@ class _IcebergOldRowRemoval:
 
     def discard_unneeded(self, kept: Sequence[_OldDataFile]) -> None:
         """Delete the written files, except those of `kept`."""
-        needed = {id(one.remainder) for one in kept}
-        discard(self.catalog, self.name, [one for one in self.written if id(one) not in needed])
+        needed = {id(old_file.remainder) for old_file in kept}
+        discard(self.catalog, self.name, [group for group in self.written if id(group) not in needed])
 
 
 def remove_old_rows(

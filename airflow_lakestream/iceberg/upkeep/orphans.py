@@ -47,6 +47,7 @@ def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = No
     dot or an underscore, except the folders of partitions.
 
     :param age: the least age of a file, in seconds.
+    :param now: the time, in seconds since the epoch; default: the present.
     """
     table = fitness.load_table(catalog, name)
     if table.metadata.properties.get(retention.GC_ENABLED, "true").lower() == "false":
@@ -60,14 +61,14 @@ def find_orphans(catalog: Catalog, name: str, age: float, now: float | None = No
         if file.modified is not None and file.modified < latest and not _is_hidden(file.location, folder, fields)
     }
     while old:
-        # After the listing: a file that was committed since is referred to.
+        # The table is loaded after the listing, so that a file that was committed meanwhile counts as needed.
         table = fitness.load_table(catalog, name)
         try:
             for location in _references(table):
                 old.pop(_key(location), None)
             break
         except FileNotFoundError:
-            # An expiry since then deletes the files of its snapshots.
+            # An expiry meanwhile has deleted manifests: the table is loaded again, if it has changed.
             if catalog.load_table(name).metadata_location == table.metadata_location:
                 raise
     return OrphanFiles(tuple(sorted(old.values(), key=lambda file: file.location)))
@@ -114,6 +115,7 @@ def _key(location: str) -> str:
 
 
 def _is_hidden(location: str, folder: str, fields: set[str]) -> bool:
+    """Return whether a file is never an orphan, by its name or a folder's name; see `find_orphans`."""
     *folders, name = location.removeprefix(folder).strip("/").split("/")
     hidden = (part for part in folders if part.startswith(("_", ".")) and part.partition("=")[0] not in fields)
     return name == _HINT or name.startswith(("_", ".")) or any(hidden)

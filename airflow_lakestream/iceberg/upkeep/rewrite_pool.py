@@ -99,6 +99,7 @@ class PooledRewriting:
         self.children.send(number, order)
 
     def _receive(self, timeout: float) -> None:
+        """Receive answers for `timeout` seconds, and keep written groups and errors."""
         try:
             answers = self.children.receive(list(self.busy), timeout)
         except ProcessDied as e:

@@ -102,6 +102,7 @@ class _FilePartition(PartitionKey):
 
 
 def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> PartitionKey:
+    """Return the partition of rows with these values of the current spec's fields."""
     spec = metadata.spec()
     return _FilePartition(
         [PartitionFieldValue(field, _in_manifest(value)) for field, value in zip(spec.fields, values, strict=True)],
@@ -347,6 +348,7 @@ def _write_alone(plan: _FileWrite) -> list[DataFile]:
 
 
 def _write_side_by_side(plans: Sequence[_FileWrite]) -> list[DataFile]:
+    """Write the files in threads; after an error, wait for all writes and delete all files."""
     executor = ExecutorFactory.get_or_create()
     futures: list[Future[DataFile]] = []
     try:

@@ -188,6 +188,7 @@ def _items(value: Sequence[str] | str | None) -> list[str]:
 def _partition_terms(
     schema: Schema, partition_by: Sequence[str] | str | None, *, is_new: bool = False
 ) -> list[LayoutTerm]:
+    """Return the terms of a `partition_by` argument. Raises InvalidArgument."""
     terms: list[LayoutTerm] = []
     for text in _items(partition_by):
         term = _term(schema, text, "partition_by")
@@ -308,6 +309,7 @@ def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, N
 
 
 def _partition_name(term: LayoutTerm, names: set[str]) -> str:
+    """Return the name of a partition field, different from `names`."""
     word = str(term.transform).replace("truncate", "trunc").replace("[", "_").rstrip("]")
     if word == "identity":
         return term.column

@@ -122,7 +122,7 @@ class ParquetDataFile:
             parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=self._paths
         )
         for column in unbounded(footer):
-            # PyIceberg joins the bounds of the other row groups.
+            # PyIceberg takes the bounds of the other row groups for those of the whole column.
             statistics.column_aggregates.pop(self._paths[footer.schema.column(column).path], None)
         for bounds in statistics.column_aggregates.values():
             if isinstance(bounds.current_max, str) and bounds.trunc_length:

@@ -99,7 +99,7 @@ def evolve(
 
 
 class _EvolutionWalk:
-    """Parallel walk through both schemas."""
+    """Walk through a table's schema and the wanted columns side by side: collects changes, problems and new fields."""
 
     def __init__(
         self,
@@ -184,6 +184,7 @@ class _EvolutionWalk:
         return True
 
     def _type(self, column: iceberg.NestedField, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
+        """Return a column's type, changed for values of the wanted type if possible; the same object if unchanged."""
         current = column.field_type
         match current, wanted:
             case iceberg.StructType(), iceberg.StructType():
@@ -228,6 +229,7 @@ class _EvolutionWalk:
 
 
 def _incompatibility(current: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
+    """Return the reason why a column's current type can't be widened to the wanted type."""
     match current, wanted:
         case iceberg.DateType(), (iceberg.TimestampType() | iceberg.TimestamptzType()):
             return (

@@ -256,6 +256,7 @@ def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, all_fie
 
 
 def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, all_fields: bool) -> iceberg.IcebergType:
+    """Return a table's type with nested fields as `_stricter` returns them."""
     stricter = partial(_stricter, all_fields=all_fields)
     match table, given:
         case iceberg.StructType(), iceberg.StructType():
@@ -299,6 +300,7 @@ def _struct_problems(
 
 
 def _field_problems(given: iceberg.NestedField, table: iceberg.NestedField, path: str, *, nulls: bool) -> Iterator[str]:
+    """Yield the contradictions of a given field to the table's, in words."""
     if nulls and given.optional and table.required:
         yield f"{path!r} is given as {_text(given)}, optional, and is {_text(table)} in the table"
     else:
@@ -306,6 +308,7 @@ def _field_problems(given: iceberg.NestedField, table: iceberg.NestedField, path
 
 
 def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path: str, *, nulls: bool) -> Iterator[str]:
+    """Yield the contradictions of a given type to the table's, in words."""
     match given, table:
         case iceberg.StructType(), iceberg.StructType():
             yield from _struct_problems(given, table, f"{path}.", nulls=nulls)
@@ -327,6 +330,7 @@ def _is_stuck(given: iceberg.NestedField, table: iceberg.NestedField) -> bool:
 
 
 def _primitive_fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
+    """Return whether each value of a given type fits into the table's type unchanged; types without fields."""
     match given, table:
         case iceberg.DecimalType(), iceberg.DecimalType():
             # The digits before and behind the point must both have room.

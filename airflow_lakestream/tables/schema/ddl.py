@@ -123,6 +123,7 @@ class _DdlParser:
         }
 
     def columns(self) -> list[iceberg.NestedField]:
+        """Parse the whole text. Raises InvalidArgument."""
         if self._tokens[0].kind == "end":
             return []
         # A text may also be a whole struct: its fields are the columns.
@@ -136,6 +137,7 @@ class _DdlParser:
         return fields
 
     def _scan(self) -> Iterator[_DdlToken]:
+        """Yield the tokens, the last of kind "end". Raises InvalidArgument for an unknown character."""
         position = 0
         while True:
             match = _TOKEN.match(self._text, position)
@@ -149,7 +151,8 @@ class _DdlParser:
             position = match.end()
 
     def _error(self, expected: str, got: _DdlToken, hint: str = "") -> InvalidArgument:
-        # Words are whole: a word without its first letters looks like another mistake.
+        """Return the error for a token in the place of an expected one, with the text around it."""
+        # The excerpt is cut at blanks: a word without its first letters would look like another mistake.
         begin = self._text.rfind(" ", 0, max(0, got.at - 20)) + 1
         end = self._text.find(" ", got.at + 20)
         excerpt = self._text[max(begin, got.at - 40) : min(got.at + 40, end if end >= 0 else len(self._text))]
@@ -273,6 +276,7 @@ class _DdlParser:
         return PLAIN_TYPES[name]
 
     def _zoned(self) -> iceberg.IcebergType:
+        """Parse the rest of `timestamp with time zone`, or of `timestamp without time zone`."""
         without = self._take().is_word("without")
         self._take_word("local")
         self._take_word("time")
@@ -322,6 +326,7 @@ class _DdlParser:
         return iceberg.DecimalType(precision, scale)
 
     def _length(self) -> int:
+        """Parse a length in brackets or parentheses, 1 or more."""
         # Iceberg writes fixed[16], and fixed(16) is accepted, too.
         close = "]" if self._take_mark("[") else ")"
         if close == ")":

@@ -94,6 +94,7 @@ def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) 
 def _settled_struct(
     array: pa.Array, kind: pa.DataType, path: str, around: _Mask | None, nulls: pa.Array | None
 ) -> pa.Array:
+    """Return a struct with its fields as `_settled` returns them; `nulls` masks the structs that are NULL."""
     parents = _there(array, around)
     children = [
         _settled(array.field(n), field, f"{path}.{field.name}", parents) for n, field in enumerate(_children(kind))

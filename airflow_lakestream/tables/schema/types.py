@@ -286,6 +286,7 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return Arrow's type with 32-bit offsets in place of 64-bit offsets."""
     if arrow.is_large_string(kind):
         return pa.string()
     if arrow.is_large_binary(kind):
