@@ -62,10 +62,10 @@ def is_within(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Arr
 def missing_in(offsets: Offsets, present: Offsets) -> RangeSet:
     """Return the offsets of `offsets` without an equal offset in `present`, which may lack a partition."""
     missing: list[OffsetRange] = []
-    for key, some in offsets.items():
-        is_present = pc.is_in(some, value_set=present.get(key, pa.array([], pa.int64())))
-        strange = some.filter(pc.invert(is_present)).to_pylist()
-        missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
+    for key, wanted in offsets.items():
+        is_present = pc.is_in(wanted, value_set=present.get(key, pa.array([], pa.int64())))
+        absent = wanted.filter(pc.invert(is_present)).to_pylist()
+        missing += [OffsetRange(*key, offset, offset + 1) for offset in absent]
     return RangeSet(missing)
 
 

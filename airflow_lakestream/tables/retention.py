@@ -222,8 +222,10 @@ class PositionReader:
         if len(self.columns) > 1 or topic is None or partition is None or offsets is None or has_nulls:
             return None
         low, high = offsets
-        is_run = topic[0] == topic[1] and partition[0] == partition[1] and low >= 0
-        return RangeSet.of(topic[0], partition[0], low, high + 1) if is_run and high - low + 1 == rows else None
+        if topic[0] != topic[1] or partition[0] != partition[1] or low < 0 or high - low + 1 != rows:
+            return None
+        # The rows are of one partition, and as many as the offsets between the bounds: each offset has a row.
+        return RangeSet.of(topic[0], partition[0], low, high + 1)
 
 
 def _positions(rows: pa.Table, columns: PositionColumns, provable: RangeSet | None) -> RemovedPositions:

@@ -110,7 +110,7 @@ def _by_rows(rows: pa.Table, query: ForeignRowQuery) -> Iterator[tuple[RowFate, 
     """Yield the bounds of the topic's rows that no ledger accounts for, by partition and fate."""
     of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], query.topic), False)).drop_null()
     offsets = of_topic[OFFSET].cast(pa.int64())
-    # Kafka gives no record such a position, so these rows are in nobody's way.
+    # Kafka gives no record an impossible position, so such rows are in no landing's way.
     is_possible = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
     of_topic = of_topic.filter(pc.and_(is_possible, pc.greater_equal(of_topic[PARTITION], 0)))
     for partition in pc.unique(of_topic[PARTITION]).to_pylist():

@@ -328,9 +328,11 @@ class FanOutTarget:
         self._aside, self._fresh, self.rows = [], 0, 0
 
     def refuse_doubling(self, after: TopicEntry) -> None:
-        """At the first landing, refuse another tool's rows in ranges of the fan-out, landed now or later.
+        """Refuse another tool's rows in ranges of the fan-out, before this table's first landing.
 
-        `after` is the topic's entry in the home's ledger afterwards. Raises RowsUnaccounted.
+        Raises RowsUnaccounted.
+
+        :param after: the topic's entry in the home's ledger after the landing.
         """
         if self._entry.landed or not self._fresh:
             return

@@ -133,8 +133,8 @@ class _KnownSnapshots:
         # Numbers fall along the parents: a snapshot below the last known ancestor may be an ancestor that has expired.
         lowest = 0 if self.is_decided else self._lowest(line)
         for snapshot in self.snapshots.values():
-            is_known = (snapshot.sequence_number or 0) >= lowest and snapshot.snapshot_id not in line
-            if is_known and positions.is_of_line(ledger_store.summary_of(snapshot)):
+            is_outside = (snapshot.sequence_number or 0) >= lowest and snapshot.snapshot_id not in line
+            if is_outside and positions.is_of_line(ledger_store.summary_of(snapshot)):
                 return snapshot.snapshot_id
         return None
 

@@ -109,7 +109,8 @@ def restated(ledgers: Mapping[str, Ledger], further_properties: Mapping[str, str
     :param further_properties: further properties to set.
     """
 
-    def properties(head: Table | None, snapshot_id: int) -> RequestPart:
+    def ledger_part(head: Table | None, snapshot_id: int) -> RequestPart:
+        """Return the part with the ledgers of all groups at the new snapshot."""
         assert head is not None, "the change was decided for a table"
         # A changed ledger is a new base at the new snapshot, without earlier landings.
         after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in ledgers.items()}
@@ -125,7 +126,7 @@ def restated(ledgers: Mapping[str, Ledger], further_properties: Mapping[str, str
             properties |= ledger_store.newcomer_properties(head, group)
         return property_part(properties | dict(further_properties))
 
-    return properties
+    return ledger_part
 
 
 def attempt_at(

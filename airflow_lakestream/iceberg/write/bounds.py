@@ -23,10 +23,7 @@ _DATA_FILE = DATA_FILE_TYPE[2]
 
 
 def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
-    """Return the columns without minimum and maximum in row groups with values, by number.
-
-    Each column has the numbers of all such row groups.
-    """
+    """Return by column the row groups that have values of the column and no minimum and maximum, all by number."""
     groups_by_column: dict[int, list[int]] = {}
     for group in range(footer.num_row_groups):
         for column in range(footer.num_columns):
