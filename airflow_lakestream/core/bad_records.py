@@ -131,7 +131,8 @@ class RejectLimit:
     def allows(self, read: int, bad: int, *, at_commit: bool) -> bool:
         """Return whether the run may have `bad` bad records of `read` records.
 
-        A count is a limit at any time. A share is checked before commits only, from `least` bad records on.
+        A count is a limit at any time. A share is checked only if `at_commit`, just before a commit, and only from
+        `least` bad records on.
         """
         if self.count is not None and bad > self.count:
             return False

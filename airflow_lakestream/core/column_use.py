@@ -19,7 +19,7 @@ VALUE, KEY = "value", "key"
 # Fields that an error names, and silent columns that a landing names.
 MOST_FIELDS = 8
 _MOST_SILENT = 50
-# Fewer records than these do not show a topic's state: somebody may have sent them by hand.
+# Fewer records do not show a topic's state: somebody may have sent them by hand.
 _LEAST = 10
 
 

@@ -192,6 +192,7 @@ def choose(kind: type[Choice], argument: str, value: object) -> Choice:
 
 # The most seconds that can be added to a time of today.
 _MOST_SECONDS = 1e10
+# Seconds of each unit of time.
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -222,6 +223,7 @@ def _short_unit(match: re.Match[str]) -> str:
     return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}[match[2]]
 
 
+# Bytes of each unit of size.
 _BYTES = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}
 _BYTES |= {"g": 2**30, "gb": 2**30, "gib": 2**30}
 

@@ -20,6 +20,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 
 # Catalogs cut or refuse longer names; file systems refuse names from 256 bytes on.
 MAX_NAME = 200
+# Similar names that an error shows.
 NAMES_SHOWN = 10
 # Columns that a routed row carries from the decoder to the sink, which removes them.
 ROUTE, ROUTE_PARTITION, ROUTE_OFFSET = ROUTE_COLUMNS = (
@@ -277,7 +278,7 @@ MIRROR = "lakestream.mirror"
 
 
 class IsMirror(LakestreamError, Terminal):
-    """A mirror table was used as a table of records."""
+    """A mirror table was used as a table of records; `of_records`: the mirror is of plain records, not of events."""
 
     def __init__(self, table: str, what: str, *, of_records: bool = False) -> None:
         self.table = table

@@ -282,6 +282,7 @@ def files_to_remove(
     """Return the files with rows to remove, oldest first, and the number of files that stay with possibly old rows.
 
     :param newest: returns the greatest time in a file, for the order.
+    :param exact: whether files with some old rows are written again; else they stay.
     """
     with_ages = list(ages)
     chosen = [item for item, age in with_ages if age is FileAge.OLD or (exact and age is FileAge.MIXED)]

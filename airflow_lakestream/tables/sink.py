@@ -70,7 +70,10 @@ class CommitChecks(Protocol):
         """Refuse checks unfit for the table's columns; see `tables.examiner.LandingExaminer.check_columns`."""
 
     def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
-        """Check the rows of a landing, and commit the landing by `publish`. Raises ChecksFailed."""
+        """Check the rows of a landing, and commit the landing by `publish`. Raises ChecksFailed.
+
+        :param is_replace: whether the rows replace rows of the table.
+        """
 
 
 class TableSink(ABC, Generic[File]):

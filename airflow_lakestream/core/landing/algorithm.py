@@ -290,7 +290,10 @@ def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> B
 
 
 def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
-    """Check and commit the batch, and report the landing; return the empty batch for further records."""
+    """Check and commit the batch, and report the landing; return the empty batch for further records.
+
+    :param is_last: whether this is the plan's last commit, which adds the covered time.
+    """
     identity = batch.plan.state.identity
     check_still_there(job, identity)
     counts = batch.total

@@ -15,8 +15,8 @@ from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
 
+# Attempts of a landing's commit, and the first pause between two attempts in seconds.
 COMMIT_TRIES = 8
-# The first pause between two tries, in seconds.
 RETRY_PAUSE = 0.2
 
 

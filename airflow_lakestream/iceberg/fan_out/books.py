@@ -22,6 +22,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.commit import RefusalCarrier, RequestPart, TableCommit, property_part
 
+# The version of the notes' JSON.
 VERSION = 1
 # On the home table: its notes. On a target, with the home's name behind it: the configuration that may write.
 BOOKS = "lakestream.fan-out"

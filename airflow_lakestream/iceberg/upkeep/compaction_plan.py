@@ -292,6 +292,7 @@ def _worth(files: list[LiveFile], rule: CompactionRule) -> list[LiveFile]:
     """Return the files of a bin to rewrite; empty if a rewrite would gain too little."""
     if len(files) > 1 and sum(live.live_bytes for live in files) >= rule.small_share * rule.target_bytes:
         return files
+    # The largest file is left out until it is no longer too large for the rest, or too few files are left.
     total, chosen = sum(live.live_bytes for live in files), list(files)
     for largest in sorted(files, key=attrgetter("live_bytes"), reverse=True):
         if largest.must_go(rule):

@@ -40,8 +40,8 @@ from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.tries import tries
 
+# Attempts of a change, and the first pause between two attempts in seconds.
 TRIES = 8
-# The first pause between two tries, in seconds.
 RETRY_PAUSE = 0.2
 
 # Returns the new ledgers for the current table; called again if another writer came first.

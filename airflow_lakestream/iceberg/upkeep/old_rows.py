@@ -144,7 +144,10 @@ class _IcebergOldRowReader:
 
 
 def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[LiveFile], int]:
-    """Return the files with rows to remove, oldest first, and the number of files that stay with possibly old rows."""
+    """Return the files with rows to remove, oldest first, and the number of files that stay with possibly old rows.
+
+    :param exact: whether files with some old rows are written again; else they stay.
+    """
     head, metadata = TableHead.of(table), table.metadata
     index = head.index(head.entries(ManifestContent.DELETES))
     entries = head.entries(ManifestContent.DATA)

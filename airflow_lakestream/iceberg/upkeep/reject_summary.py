@@ -14,6 +14,7 @@ from airflow_lakestream.core.printable import printable
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 COLUMNS = ("stage", "error", "value", "run_id", "rejected_at")
+# Characters of a record's value in a line.
 _MOST_SHOWN = 80
 
 

@@ -19,6 +19,7 @@ from pyiceberg.types import BinaryType, FixedType, StringType
 
 # Types whose bounds have the bytes, and the order, of the values themselves.
 _BY_BYTES = (StringType, BinaryType, FixedType)
+# The struct of a data file in a manifest of format version 2.
 _DATA_FILE = DATA_FILE_TYPE[2]
 
 

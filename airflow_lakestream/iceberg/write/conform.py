@@ -43,6 +43,8 @@ def _cast(
 ) -> tuple[pa.ChunkedArray, pa.Field]:
     """Return a column in a type of the table's field, with the Arrow field of that type. Raises InvalidArgument.
 
+    :param source: the column's field in the rows.
+    :param target: the column's field in the table.
     :param plain: the field in a type of `arrow_schema`; a column of this type is returned unchanged.
     :param large: the field in PyIceberg's large type, to which any other column is cast.
     """

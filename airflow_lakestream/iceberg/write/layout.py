@@ -54,6 +54,7 @@ _PLAIN: dict[str, Callable[[], AnyTransform]] = {
     **dict.fromkeys(("hour", "hours"), HourTransform),
 }
 _SIZED: dict[str, Callable[[int], AnyTransform]] = {"bucket": BucketTransform, "truncate": TruncateTransform}
+# The greatest number of buckets, or of characters that a text is cut to.
 _MAX_SIZE = 2**31 - 1
 
 _CALL = re.compile(r"(?P<name>\w+)\s*\((?P<inside>.*)\)", re.DOTALL)
@@ -188,7 +189,7 @@ def _items(value: Sequence[str] | str | None) -> list[str]:
 def _partition_terms(
     schema: Schema, partition_by: Sequence[str] | str | None, *, is_new: bool = False
 ) -> list[LayoutTerm]:
-    """Return the terms of a `partition_by` argument. Raises InvalidArgument."""
+    """Return the terms of a `partition_by` argument; `is_new`: of a table to create. Raises InvalidArgument."""
     terms: list[LayoutTerm] = []
     for text in _items(partition_by):
         term = _term(schema, text, "partition_by")
@@ -201,6 +202,7 @@ def _partition_terms(
 
 
 def _refuse_repeated(term: LayoutTerm, earlier: list[LayoutTerm], text: str, *, is_new: bool) -> None:
+    """Refuse a term that is there twice, and if `is_new` (a table to create) a second unit of a column's time."""
     for other in earlier:
         if other.key == term.key:
             raise InvalidArgument("partition_by", f"{text!r} is there twice.", "Remove one.")

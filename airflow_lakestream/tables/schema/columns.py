@@ -256,7 +256,7 @@ def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, all_fie
 
 
 def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, all_fields: bool) -> iceberg.IcebergType:
-    """Return a table's type with nested fields as `_stricter` returns them."""
+    """Return a table's type with nested fields as `_stricter` returns them; `all_fields` as for `_stricter`."""
     stricter = partial(_stricter, all_fields=all_fields)
     match table, given:
         case iceberg.StructType(), iceberg.StructType():
@@ -300,7 +300,7 @@ def _struct_problems(
 
 
 def _field_problems(given: iceberg.NestedField, table: iceberg.NestedField, path: str, *, nulls: bool) -> Iterator[str]:
-    """Yield the contradictions of a given field to the table's, in words."""
+    """Yield the contradictions of a given field to the table's, in words; `nulls` as for `_struct_problems`."""
     if nulls and given.optional and table.required:
         yield f"{path!r} is given as {_text(given)}, optional, and is {_text(table)} in the table"
     else:
@@ -308,7 +308,7 @@ def _field_problems(given: iceberg.NestedField, table: iceberg.NestedField, path
 
 
 def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path: str, *, nulls: bool) -> Iterator[str]:
-    """Yield the contradictions of a given type to the table's, in words."""
+    """Yield the contradictions of a given type to the table's, in words; `nulls` as for `_struct_problems`."""
     match given, table:
         case iceberg.StructType(), iceberg.StructType():
             yield from _struct_problems(given, table, f"{path}.", nulls=nulls)

@@ -28,6 +28,7 @@ from airflow_lakestream.tables.schema.types import (
     did_you_mean,
 )
 
+# Digits of a decimal, at most.
 MAX_PRECISION = 38
 
 _OTHER_TYPES = ("decimal", "dec", "numeric", "varchar", "char", "fixed", "array", "list", "map", "struct")

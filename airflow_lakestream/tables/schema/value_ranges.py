@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+# Days, microseconds and milliseconds count from 1970-01-01; _EPOCH is this day's number in Python's calendar.
 MICROS_PER_DAY = 86_400_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
 MIN_DAY = date.min.toordinal() - _EPOCH
