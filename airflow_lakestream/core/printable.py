@@ -37,10 +37,7 @@ def with_port(host: str, port: int | None) -> str:
 
 
 def url_of(host: str, scheme: str | None, port: int | None) -> str:
-    """Return the URL of a connection's fields; the host may have a scheme, a port and a path of its own.
-
-    :param scheme: the scheme of a host without a scheme; default: http.
-    """
+    """Return the URL of a connection's fields, by default of http; the host may have scheme, port and path itself."""
     given_scheme, _, address = host.rpartition("://")
     name, slash, path = address.partition("/")
     return f"{given_scheme or scheme or 'http'}://{with_port(name, port)}{slash}{path}"

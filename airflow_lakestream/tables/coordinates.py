@@ -80,9 +80,6 @@ def ranges_of(key: PartitionKey, offsets: np.ndarray[tuple[int], np.dtype[np.int
 
 
 def iso(at_ms: int, *, shortly: bool = True) -> str:
-    """Return a time in milliseconds since the epoch as ISO 8601 in UTC.
-
-    :param shortly: leave out the milliseconds of a whole second.
-    """
+    """Return a time in milliseconds since the epoch as ISO 8601 in UTC; `shortly`: a whole second without ".000"."""
     unit: Literal["s", "ms"] = "s" if shortly and not at_ms % 1000 else "ms"
     return f"{np.datetime_as_string(np.datetime64(at_ms, 'ms'), unit=unit)}+00:00"

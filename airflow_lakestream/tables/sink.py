@@ -70,10 +70,7 @@ class CommitChecks(Protocol):
         """Refuse checks unfit for the table's columns; see `tables.examiner.LandingExaminer.check_columns`."""
 
     def commit(self, landing: Landing, publish: Callable[[], Done], *, is_replace: bool) -> Done:
-        """Check the rows of a landing, and commit the landing by `publish`. Raises ChecksFailed.
-
-        :param is_replace: whether the rows replace rows of the table.
-        """
+        """Check a landing's rows, which replace rows if `is_replace`, and commit by `publish`. Raises ChecksFailed."""
 
 
 class TableSink(ABC, Generic[File]):
@@ -184,7 +181,6 @@ class TableSink(ABC, Generic[File]):
         The next commit notes the function. Raises InvalidArgument if the table has no place for the columns.
 
         :param payload: the columns of the result, without the metadata columns.
-        :param made_by: the function.
         """
         before = transformed(self.properties, self._group)
         if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):

@@ -87,11 +87,9 @@ def plan_shares(job: LandingJob, most_shares: int, least_width: int = LEAST_WIDT
 
 
 def _try_to_plan_shares(job: LandingJob, most: int, least_width: int) -> SharedPlan:
-    """Plan a run and return its shares; see `plan_shares`. Raises Conflict.
-
-    The plan has an origin only if the ledger has none yet. The first round commits the origin, and creates a missing
-    table, without rows; the second round finds both.
-    """
+    """Plan a run and return its shares; see `plan_shares`. Raises Conflict."""
+    # The plan has an origin only if the ledger has none yet. The first round commits the origin, and creates a missing
+    # table, without rows; the second round finds both.
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()

@@ -318,10 +318,7 @@ class ReaderProcess:
         self._pass_on(job, batch, rejects, asked=False)
 
     def _pass_on(self, job: LandingJob, batch: Batch, kept: _RejectBuffer, *, asked: bool) -> Batch:
-        """Send the batch as a piece, with the rejected records; return the next batch.
-
-        :param asked: whether the parent asked for the piece.
-        """
+        """Send the batch as a piece with the rejected records; return the next batch. `asked`: the parent asked."""
         piece = batch.piece(job.shared.hand_over()) if batch.covers_anything else None
         self._child.send(_PieceMessage(piece, kept.take(), asked))
         # The parent has taken the files: an error from here on must not delete them.

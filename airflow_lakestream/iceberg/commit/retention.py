@@ -120,7 +120,6 @@ def taken_out(before: Table, after: TableMetadata, expired: Iterable[Snapshot], 
     Files removed within the last hour are excluded: a read, or a merge, planned before may still open them.
 
     :param before: the table before the expiry.
-    :param expired: the expired snapshots.
     """
     main = {s.snapshot_id for s in ledger_store.live_ancestors(before.metadata)}
     latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS

@@ -237,7 +237,6 @@ def exchange_of_files(
 
 
 def _by_spec(files: Iterable[DataFile]) -> Mapping[int, Sequence[DataFile]]:
-    """Return files by the id of their partition spec."""
     by_spec = defaultdict[int, list[DataFile]](list)
     for file in files:
         by_spec[file.spec_id].append(file)

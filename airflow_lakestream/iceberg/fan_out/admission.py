@@ -27,7 +27,6 @@ LOOKS = 100
 class FanOut:
     """Configuration of a fan-out.
 
-    :param home: the name of the home.
     :param decoding: all further settings with influence on the rows.
     :param max_tables: limit of the tables that records may choose.
     """

@@ -118,7 +118,6 @@ class TargetTable:
 
     With `fences`, the next commit is the fence: it excludes the other configurations.
 
-    :param home: the name of the home.
     :param fingerprint: the fingerprint of this run's configuration.
     :param is_known: whether the home has noted the table, so that it may hold records of a run that died.
     :param overlaps: whether offsets of another group may be landed here, too.
@@ -330,9 +329,7 @@ class FanOutTarget:
     def refuse_doubling(self, after: TopicEntry) -> None:
         """Refuse another tool's rows in ranges of the fan-out, before this table's first landing.
 
-        Raises RowsUnaccounted.
-
-        :param after: the topic's entry in the home's ledger after the landing.
+        `after` is the topic's entry in the home's ledger after the landing. Raises RowsUnaccounted.
         """
         if self._entry.landed or not self._fresh:
             return

@@ -81,7 +81,6 @@ def live_rows(table: Table) -> int:
 
 
 def _position_deletes(table: Table) -> set[str]:
-    """Return the paths of the position delete files at the head."""
     head = table.current_snapshot()
     return {
         entry.data_file.file_path

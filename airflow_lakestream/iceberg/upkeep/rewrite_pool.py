@@ -38,11 +38,7 @@ class RewriterDied(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class RewriteOrder:
-    """Order to a process to rewrite a group.
-
-    :param outline: the table.
-    :param paths: locations of the new files.
-    """
+    """Order to a process to rewrite a group of a table's files; `paths` are the locations of the new files."""
 
     outline: IcebergOutline
     order: SortOrder

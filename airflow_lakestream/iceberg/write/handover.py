@@ -58,10 +58,7 @@ class IcebergOutline:
 
 
 def staging_outline(table: Table, columns: pa.Schema) -> IcebergOutline:
-    """Return the outline of a staging table, with files at the location of `table`.
-
-    :param columns: the columns of the staging table.
-    """
+    """Return the outline of a staging table with these columns, and with files at the location of `table`."""
     own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
     # No reader chooses such files by statistics.
     plain = {**own, TableProperties.DEFAULT_WRITE_METRICS_MODE: "none"}

@@ -263,10 +263,7 @@ def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
 
 
 def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> LayoutTerm:
-    """Return the term of a transform and a column of the schema. Raises InvalidArgument.
-
-    :param text: the whole term, for the error.
-    """
+    """Return the term of a transform and a column; `text` is the whole term, for errors. Raises InvalidArgument."""
     # A name in double quotes or backticks.
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])

@@ -162,12 +162,7 @@ def upper_bound(text: str, length: int) -> str | None:
 def _options(
     properties: dict[str, str], rows: pa.Table, paths: Iterable[str], without: Collection[str]
 ) -> dict[str, Any]:
-    """Return the options of Arrow's writer.
-
-    :param rows: rows of the usual size.
-    :param paths: the paths of all columns.
-    :param without: the paths of columns without statistics.
-    """
+    """Return the options of Arrow's writer for rows like these; columns at the paths `without` get no statistics."""
     codec, level = codec_of(properties)
     page_size = _number(properties, "PARQUET_PAGE_SIZE_BYTES", TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT)
     # The size of a page is checked after this many rows: 20,000 values of 1 MiB would be one page of 20 GiB.

@@ -280,9 +280,8 @@ def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, al
 def _struct_problems(
     given: iceberg.StructType, table: iceberg.StructType, path: str, *, nulls: bool = True
 ) -> Iterator[str]:
-    """Yield the contradictions of a given struct to the table's, in words.
+    """Yield the contradictions of a given struct to the table's, in words; `path` ends in a dot, or is empty.
 
-    :param path: the path of the struct, with a dot at the end, or empty.
     :param nulls: whether an optional field contradicts a required field of the table.
     """
     by_name = {field.name: field for field in table.fields}

@@ -103,10 +103,7 @@ def checked(schema: Schema, argument: str = "schema") -> Schema:
 
 
 def schema_text(schema: Schema, times: Mapping[Path, TimeSource] = _NO_TIMES) -> str:
-    """Return a schema as a DDL string for `parse_timed_schema`.
-
-    :param times: the sources of columns' times, by path.
-    """
+    """Return a schema, with the sources of columns' times by path, as a DDL string for `parse_timed_schema`."""
     return ", ".join(f"{_quote(field.name)} {_column_text(field, times, (field.name,))}" for field in schema.fields)
 
 
