@@ -257,10 +257,7 @@ class Sink(Protocol):
     """Writer of a table for a consumer group."""
 
     def load(self, run_id: str) -> TableState:
-        """Load the table's present state.
-
-        :param run_id: the run whose earlier landings the state has in `landed_by_run`.
-        """
+        """Load the table's present state; `run_id`: the run whose earlier landings the state has in `landed_by_run`."""
 
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
         """Take rows for the next commit; enough rows together become a file."""

@@ -259,10 +259,7 @@ class IcebergExaminer(LandingExaminer):
         self._group = consumer_group
 
     def written(self, landing: Landing, schema: Schema, io: FileIO, files: Sequence[DataFile]) -> StagedRows:
-        """Return the landing's rows and files for the checks.
-
-        :param schema: the table's schema after the commit.
-        """
+        """Return the landing's rows and files for the checks; `schema`: the table's schema after the commit."""
         return StagedRows(
             arrow_schema(schema) if files else pa.schema([]),
             {file.file_path: file.file_size_in_bytes for file in files},

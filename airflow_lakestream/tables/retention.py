@@ -60,10 +60,7 @@ class RowRetention:
 
     @classmethod
     def make(cls, argument: str, column: object, keep: object, *, exact: bool = False) -> RowRetention:
-        """Return a checked rule. Raises InvalidArgument.
-
-        :param argument: beginning of the names of settings, for errors.
-        """
+        """Return a checked rule; `argument`: beginning of the names of settings, for errors. Raises InvalidArgument."""
         if not isinstance(column, str) or not column.strip():
             raise InvalidArgument(f"{argument}.column", f"{column!r} is not the name of a column.", _FORM)
         age = seconds(f"{argument}.keep", with_short_unit(keep))

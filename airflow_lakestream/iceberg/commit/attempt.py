@@ -184,10 +184,7 @@ def append(attempt: CommitAttempt, transaction: LandingTransaction, _: Table, fi
 def append_files(
     transaction: Transaction, files: Sequence[DataFile], summary: Mapping[str, str], producers: list[Producer]
 ) -> None:
-    """Stage a snapshot with new files, and note the producer.
-
-    :param producers: gets the producer, for a later clean-up.
-    """
+    """Stage a snapshot with new files, and note the producer; `producers`: gets the producer, for a later clean-up."""
     update = transaction.update_snapshot(snapshot_properties=dict(summary))
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()

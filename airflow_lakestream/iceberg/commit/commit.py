@@ -88,10 +88,7 @@ def files_fit(commit: TableCommit, head: Table) -> None:
 
 
 def head_is(snapshot_id: int | None, moved: Callable[[str], LakestreamError]) -> Check:
-    """Return a check that refuses another head.
-
-    :param moved: makes the error from the table's name.
-    """
+    """Return a check that refuses another head; `moved`: makes the error from the table's name."""
 
     def check(_: TableCommit, head: Table) -> None:
         if ledger_store.head_of(head.metadata) != snapshot_id:
