@@ -293,7 +293,7 @@ def groups_of(table: str, removed: RemovedPositions, ledgers: Mapping[str, Ledge
 
 def within_bound(
     table: str,
-    found: Sequence[Item],
+    files: Sequence[Item],
     positions: Callable[[Item], RemovedPositions],
     ledgers: Mapping[str, Ledger],
     remedy: str,
@@ -302,17 +302,17 @@ def within_bound(
 
     Raises RetentionRefused if the offsets of one file alone have more ranges, or belong to several landings.
 
-    :param found: files with old rows, oldest first.
+    :param files: files with old rows, oldest first.
     :param positions: returns the offsets of a file's old rows.
     :param remedy: the remedy for a file with more ranges, which the table's format decides.
     """
-    chosen = found
+    chosen = files
     while chosen:
         changes = _changes(table, RemovedPositions.joined(map(positions, chosen)), ledgers)
         if all(_is_bounded(ledgers[group], of_group) for group, of_group in changes.items()):
             return chosen, changes
         chosen = chosen[: len(chosen) // 2]
-    if found:
+    if files:
         problem = f"the offsets of old rows have more than {MOST_RANGES:,} ranges between those of newer rows."
         raise RetentionRefused(table, problem, remedy)
     return (), {}

@@ -167,17 +167,17 @@ def check_layout(
         wanted_keys = [term.key for term in _partition_terms(schema, partition_by)]
         terms = [(f.source_id, f.transform) for f in table.spec().fields if not isinstance(f.transform, VoidTransform)]
         if sorted(wanted_keys) != sorted((source_id, str(transform)) for source_id, transform in terms):
-            there = ", ".join(_term_text(schema, source_id, transform) for source_id, transform in terms)
+            table_text = ", ".join(_term_text(schema, source_id, transform) for source_id, transform in terms)
             wanted = ", ".join(_items(partition_by)) or "nothing"
             raise InvalidArgument(
-                "partition_by", f"{wanted} asked for; {name} is partitioned by {there or 'nothing'}.", _REMEDY
+                "partition_by", f"{wanted} asked for; {name} is partitioned by {table_text or 'nothing'}.", _REMEDY
             )
     if sort_by is not None:
         order = [_sort_text(schema, field) for field in _sort_fields(schema, sort_by)]
-        there_order = [_sort_text(schema, field) for field in table.sort_order().fields]
-        if order != there_order:
-            wanted, there = ", ".join(order) or "nothing", ", ".join(there_order) or "nothing"
-            raise InvalidArgument("sort_order", f"{wanted} asked for; {name} is sorted by {there}.", _REMEDY)
+        table_order = [_sort_text(schema, field) for field in table.sort_order().fields]
+        if order != table_order:
+            wanted, table_text = ", ".join(order) or "nothing", ", ".join(table_order) or "nothing"
+            raise InvalidArgument("sort_order", f"{wanted} asked for; {name} is sorted by {table_text}.", _REMEDY)
 
 
 def _items(value: Sequence[str] | str | None) -> list[str]:
