@@ -34,8 +34,8 @@ MENDS = (
     CrossingMutant(
         "a name that differs in case, not named",
         "airflow_lakestream/decode/column_watch.py",
-        "return None if found is None else",
-        "return None if found else",
+        "return None if similar is None else",
+        "return None if similar else",
         "units",
         "tests/unit/decode/test_column_watch.py"
         "::test_a_field_without_a_column_is_named_beside_the_column_that_gets_nothing",
@@ -123,7 +123,7 @@ MENDS = (
     CrossingMutant(
         "a placeholder in the row before or after a change",
         "airflow_lakestream/decode/connect/unavailable.py",
-        "                column = self._image(field.name, column, wrong)\n",
+        "                column = self._image(field.name, column, reasons)\n",
         "                pass\n",
         "units",
         "tests/unit/cdc/test_placeholders.py::test_a_whole_row_beside_the_columns_has_no_placeholder_either",
@@ -219,8 +219,8 @@ MENDS = (
     CrossingMutant(
         "a value that a header calls bare, as a row",
         "airflow_lakestream/decode/header_ids.py",
-        "found = pc.and_(named.is_valid(), there.is_valid())",
-        "found = pc.and_(named.is_valid(), there.is_null())",
+        "is_bare = pc.and_(schema_ids.is_valid(), payloads.is_valid())",
+        "is_bare = pc.and_(schema_ids.is_valid(), payloads.is_null())",
         "units",
         "tests/unit/values/test_header_ids.py::test_a_value_that_a_header_calls_bare_is_never_a_row",
     ),

@@ -288,7 +288,7 @@ class _RetryingReader:
         for lane in failed.tolist():
             written = self._rewritten(lanes.data[starts[lane] : ends[lane]].tobytes())
             if isinstance(written, str):
-                lanes.blame(lane, written)
+                lanes.replace_reason(lane, written)
             else:
                 rewritten[lane] = written
         if not rewritten:
@@ -301,7 +301,7 @@ class _RetryingReader:
             _IS_SECOND_READING.reset(token)
         places = np.arange(len(lanes))
         for place, lane in enumerate(rewritten):
-            lanes.blame(lane, again.reasons[again.failure[place]])
+            lanes.replace_reason(lane, again.reasons[again.failure[place]])
             places[lane] = len(lanes) + place
         both = [pa.concat_arrays([column, other]) for column, other in zip(columns, better, strict=True)]
         return [column.take(pa.array(places)) for column in both]
