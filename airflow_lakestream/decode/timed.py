@@ -156,7 +156,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], *, checked: bool = True) -> pa.Field:
-    """Return a field with other types at some paths; if `checked`, raise InvalidArgument for a type without instants."""
+    """Return a field with other types at some paths; if `checked`, refuse a path whose type is not of instants."""
     if path in by_path:
         if checked and field.type != INSTANT:
             problem = f"column {'.'.join(path)!r} is made of times, and the table has {field.type} there."
