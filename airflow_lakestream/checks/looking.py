@@ -24,6 +24,7 @@ from airflow_lakestream.stores.folders import RangedFile
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import MACROS, open_database, parse, unparse
+from airflow_lakestream.transform.statement import literal, quoted
 
 _SCHEME = "landing"
 # The most bytes that the task sends at once.
@@ -267,7 +268,10 @@ def _rows_of(database: duckdb.DuckDBPyConnection, files: CheckFiles, names: Sequ
     types = dict(zip(relation.columns, relation.types, strict=True))
     parts = []
     for of_partition, partition_files in files_by_values.items():
-        constants = [f"CAST({_text(value)} AS {types[name]}) AS {quoted(name)}" for name, value in of_partition]
+        constants = [
+            f"CAST({'NULL' if value is None else literal(value)} AS {types[name]}) AS {quoted(name)}"
+            for name, value in of_partition
+        ]
         # Earlier files of a landing may lack columns that were added later.
         reader = f"read_parquet({partition_files!r}, union_by_name = true)"
         parts.append(f"SELECT {', '.join(['*', *constants])} FROM {reader}")
@@ -288,16 +292,6 @@ def _locked(files: CheckFiles, names: Sequence[str], rows: str) -> Iterator[str]
         yield f"CREATE TABLE {RELATION} AS SELECT * FROM ({rows}) LIMIT {count} OFFSET {start}"
     yield "SET GLOBAL enable_external_access = false"
     yield "SET GLOBAL lock_configuration = true"
-
-
-def quoted(name: str) -> str:
-    """Return a column's name, quoted for SQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: str | None) -> str:
-    """Return a text as SQL writes it."""
-    return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
 
 
 def _row(names: Sequence[str], values: Sequence[Any]) -> str:

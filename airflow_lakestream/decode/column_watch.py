@@ -180,10 +180,7 @@ class ColumnWatch:
     def _of_part(
         self, part: _RecordPart, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_ColumnPath]
     ) -> ColumnUse:
-        """Return the use of columns by values or by keys, with fields without a column.
-
-        A part is placed if a field of its records has a column, or if fields without a column are not lost.
-        """
+        # A part is placed if a field of its records has a column, or if fields without a column are not lost.
         is_placed = not part.loses or not filled.isdisjoint(part.paths)
         use = ColumnUse(placed=frozenset([part.name] if is_placed else ()))
         values = part.values(batch)

@@ -187,10 +187,7 @@ class CsvDecoder(SchemaDecoder):
         return pa.concat_arrays([in_bulk, one_by_one]).take(pa.array(places, mask=places < 0))
 
     def _one_by_one(self, field: pa.Field, texts: pa.Array, places: Sequence[int], reasons: Reasons) -> pa.Array:
-        """Return the values of the texts at `places` only; a misfit is null, and its reason is added to `reasons`.
-
-        A missing text of a required column is a misfit, too.
-        """
+        """Return the values of the texts at `places`; a misfit, or a missing required text, is null with a reason."""
         values = []
         for place in places:
             text = texts[place].as_py()

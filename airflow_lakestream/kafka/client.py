@@ -20,17 +20,9 @@ client_log = logging.getLogger("airflow_lakestream.librdkafka")
 # ranges are assigned and progress is kept in the table.
 NOT_FOR_US = frozenset(
     {
-        "group.id",
-        "group.instance.id",
-        "group.protocol",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "auto.commit.interval.ms",
-        "auto.offset.reset",
-        "partition.assignment.strategy",
-        "on_commit",
-        "logger",
-        "error_cb",
+        *("group.id", "group.instance.id", "group.protocol", "partition.assignment.strategy", "auto.offset.reset"),
+        *("enable.auto.commit", "enable.auto.offset.store", "auto.commit.interval.ms"),
+        *("on_commit", "logger", "error_cb"),
     }
 )
 
@@ -57,10 +49,8 @@ class ClientErrors:
     """Background errors of a librdkafka client, the only source for the cause of a time-out.
 
     The client calls this object as its `error_cb` and as its `logger`: some causes, such as a listener that hangs up
-    on a client with another security.protocol, are only logged.
-
-    `last` is the text of the newest error, `fatal` an error that no waiting mends, `too_large` the text of an error
-    about a batch above receive.message.max.bytes, or "".
+    on a client with another security.protocol, are only logged. `last` is the text of the newest error, `fatal` an
+    error that no waiting mends, `too_large` the text of an error about a batch above receive.message.max.bytes, or "".
     """
 
     def __init__(self) -> None:
@@ -124,10 +114,7 @@ def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]
 
 
 def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[str, Any]:
-    """Return librdkafka's configuration of an admin client or a producer from a connection's settings.
-
-    :param errors: gets the client's background errors and log.
-    """
+    """Return librdkafka's configuration of an admin client or a producer; `errors` gets background errors and log."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.pop("isolation.level", None)
     return {**_RECONNECTION, **config, "error_cb": errors, "logger": errors}

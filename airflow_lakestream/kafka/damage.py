@@ -69,10 +69,7 @@ SILENCE = LogFault("nothing comes from there")
 
 
 def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
-    """Return the error for a failed read: DamagedBatch for damage that the client itself found, else ReadFailed.
-
-    The damage is not measured: the error names a single offset.
-    """
+    """Return the error for a failed read: DamagedBatch, of one offset, if the client found damage, else ReadFailed."""
     fault = LogFault.of(error, offset)
     if fault is None or fault.is_unreadable_by_broker:
         return ReadFailed(topic, partition, offset, error.str())

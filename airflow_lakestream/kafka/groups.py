@@ -88,10 +88,7 @@ class KafkaGroups(KafkaRequests):
             time.sleep(_PAUSE)  # No event shows the end of a session.
 
     def make_topic(self, topic: str) -> bool:
-        """Create a topic of a single partition, with the broker's default replication; return False if it exists.
-
-        Returns when the brokers list the new topic.
-        """
+        """Create a topic of one partition, and wait until the brokers list the topic; return False if it exists."""
 
         def ask() -> Future[Any]:
             new = NewTopic(topic, num_partitions=1, replication_factor=-1)

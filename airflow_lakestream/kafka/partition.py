@@ -40,10 +40,7 @@ def misplaced(offsets: Sequence[int], start: int) -> tuple[int, int] | None:
     before, after = offsets[at - 1], offsets[at]
     # Too high offsets before the break: the records behind some good offset fill exactly the room up to `after`.
     good_offsets = [start - 1, *offsets]
-    too_high = next(
-        (good_offsets[n] + 1 for n in range(at, -1, -1) if good_offsets[n] + at + 1 - n == after),
-        None,
-    )
+    too_high = next((good_offsets[n] + 1 for n in range(at, -1, -1) if good_offsets[n] + at + 1 - n == after), None)
     if too_high is not None:
         return too_high, after
     if offsets[0] != start:

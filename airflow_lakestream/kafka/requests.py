@@ -101,11 +101,7 @@ class KafkaRequests:
 
 
 def no_answer(result: Any) -> bool:
-    """Return whether a partition's answer to a request for its low or its end has no offset.
-
-    While leaders move, the answer for a partition without a leader is -1, and no error. With -1 as an offset, a group
-    would begin at -1.
-    """
+    """Return whether an answer for a partition's low or end has no offset: without a leader it is -1, and no error."""
     return bool(result.offset < 0)
 
 

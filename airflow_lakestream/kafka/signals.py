@@ -51,12 +51,7 @@ class SnapshotSignal:
 
 @dataclass(frozen=True)
 class SignalTopic:
-    """Signal topic of a connector.
-
-    :param connection: librdkafka configuration.
-    :param where: name of the connection for errors.
-    :param key: the connector's topic.prefix.
-    """
+    """Signal topic of a connector; `where` is the connection's name for errors, `key` the connector's topic.prefix."""
 
     connection: Mapping[str, Any]
     where: str

@@ -21,10 +21,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
-    ListOffsetsResultInfo,
-    OffsetSpec,
-)
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
 
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity

@@ -23,11 +23,7 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
-    AdminClient,
-    ConfigResource,
-    OffsetSpec,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import OffsetsGone, TimeBoundary

@@ -47,11 +47,7 @@ class RegisteredSchema:
 
 @dataclass(frozen=True)
 class SchemaText:
-    """Text of a schema, from which columns are derived.
-
-    :param references: name and text of each reference.
-    :param message: for Protobuf, the index path of the message in the file.
-    """
+    """Text of a schema, with name and text of its references, and for Protobuf the message's index path in the file."""
 
     text: str
     references: tuple[tuple[str, str], ...] = ()
@@ -90,10 +86,8 @@ class RegistryRefused(LakestreamError, Terminal):
 def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
     """Return all available versions of a topic's schemas of a kind, of values and keys. Raises RegistryUnavailable.
 
-    The result is empty without a registry. A subject that does not exist, or that the registry refuses, has no
-    versions.
-
-    :param kind: "AVRO", "PROTOBUF" or "JSON"; None for a format without schemas.
+    A missing registry, and a subject that is missing or refused, have no versions. For `kind`, see `RegisteredSchema`;
+    None for a format without schemas.
     """
     schemas: list[RegisteredSchema] = []
     for subject in (f"{topic}-value", f"{topic}-key"):
@@ -175,8 +169,7 @@ _ABSENT = _AnswerCache(10_000)
 class RegistryClient:
     """Client for schemas. Can be pickled with credentials, for requests from Spark's executors.
 
-    All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (a retry can't), with the requested
-    URL.
+    All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (no retry helps), with the URL.
     """
 
     def __init__(self, config: RegistryConfig) -> None:

@@ -131,11 +131,7 @@ class HdfsFolder:
             return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
-        """Return the result of a call of the client.
-
-        Raises HdfsFailed, also after PATIENCE seconds without an answer; FileNotFoundError and FileExistsError are
-        raised unchanged.
-        """
+        """Return the result of a call of the client. Raises HdfsFailed, even if late; see `translate_errors`."""
         client = client_of(self._authority)
         with translate_errors(self._location):
             try:
@@ -161,10 +157,7 @@ class HdfsFolder:
         return written
 
     def _rename(self, written: str, path: str, content: bytes, *, overwrite: bool) -> None:
-        """Rename the file `written` to `path`; see `FolderStore.create` for the content.
-
-        Raises FileExistsError if the file exists with another content, unless `overwrite` is true.
-        """
+        """Rename the file `written`. Raises FileExistsError for a file with another content, unless `overwrite`."""
         try:
             self._ask(lambda client: client.rename(self._path_of(written), self._path_of(path), overwrite))
         except (FileNotFoundError, FileExistsError):

@@ -85,9 +85,7 @@ class HttpClient:
     ) -> HttpAnswer:
         """Send a request; return the answer, of any status. Raises NoAnswer.
 
-        Only a GET follows redirects, since another request would become a GET. The target of a redirect does not get
-        the credentials.
-
+        Only a GET follows redirects, without the credentials; another request would become a GET.
         :param body: a value that is sent as JSON.
         :param timeout: seconds for the connection, and for each part of the answer.
         :param files: by field of a form, the name, content and type of a file.
@@ -134,10 +132,7 @@ class HttpClient:
 def tls_context(
     ca_file: str | None, cert_file: str | None = None, key_file: str | None = None, key_password: str | None = None
 ) -> ssl.SSLContext:
-    """Return the TLS context for trusted certificates (default: the system's) and a client's certificate.
-
-    Raises OSError if a file can't be loaded.
-    """
+    """Return the context of trusted certificates (default: the system's) and a client's certificate. Raises OSError."""
     context = ssl.create_default_context(cafile=ca_file or None)
     if cert_file:
         context.load_cert_chain(cert_file, key_file, key_password)

@@ -278,8 +278,7 @@ class RecordSearch:
     def _run_or_cut(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
         """Yield a part's rows; a part beyond a bound is cut, and a single record beyond a bound is bad.
 
-        :param share: bytes that the rows may have per record.
-        :param is_cut: the part is not the whole batch.
+        `share`: the bytes that the rows may have per record. `is_cut`: the part is not the whole batch.
         """
         error = None
         # A single record has a second try: the first process may have been killed from outside, or found no memory.

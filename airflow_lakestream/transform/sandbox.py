@@ -85,17 +85,8 @@ _ALLOWED_ANYWAY = frozenset({"error"})
 # SQL's functions without parentheses: DuckDB parses them as columns.
 BARE_FUNCTIONS = frozenset(
     {
-        "current_catalog",
-        "current_date",
-        "current_role",
-        "current_schema",
-        "current_time",
-        "current_timestamp",
-        "current_user",
-        "localtime",
-        "localtimestamp",
-        "session_user",
-        "user",
+        *("current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp"),
+        *("current_user", "localtime", "localtimestamp", "session_user", "user"),
     }
 )
 

@@ -53,20 +53,8 @@ _EXPRESSIONS = {
 }
 _KNOWN_EXPRESSIONS = frozenset(
     {
-        "BETWEEN",
-        "CASE",
-        "CAST",
-        "COLLATE",
-        "COLUMN_REF",
-        "COMPARISON",
-        "CONJUNCTION",
-        "CONSTANT",
-        "FUNCTION",
-        "LAMBDA",
-        "LAMBDA_REF",
-        "OPERATOR",
-        "STAR",
-        "TYPE",
+        *("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION"),
+        *("LAMBDA", "LAMBDA_REF", "OPERATOR", "STAR", "TYPE"),
     }
 )
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")

@@ -191,9 +191,5 @@ def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
 
 def _rebuilt(sql: str, input_schema: pa.Schema | None, bounds: ProcessBounds) -> SqlTransform:
     return SqlTransform(
-        sql,
-        input_schema=input_schema,
-        memory_limit=bounds.memory_limit,
-        threads=bounds.threads,
-        timeout=bounds.timeout,
+        sql, input_schema=input_schema, memory_limit=bounds.memory_limit, threads=bounds.threads, timeout=bounds.timeout
     )

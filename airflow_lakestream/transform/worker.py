@@ -179,15 +179,10 @@ class _StatementServer:
     """
 
     def __init__(
-        self,
-        setup: ProcessSetup,
-        columns: pa.Schema,
-        output: pa.Schema | None,
-        bounds: ProcessBounds,
-        answers: io.FileIO,
+        self, setup: ProcessSetup, columns: pa.Schema, output: pa.Schema | None, bounds: ProcessBounds, pipe: io.FileIO
     ) -> None:
         plan = StatementPlan(**setup.plan) if setup.plan else None
-        self._answers = answers
+        self._answers = pipe
         self._bounds = bounds
         with ProcessorTimer(bounds.timeout * bounds.threads):
             try:
@@ -201,7 +196,7 @@ class _StatementServer:
             except duckdb.Error as error:
                 self._fail(invalid=["sql", f"DuckDB can't plan it: {error_text(error)}."])
         self._schema = output or pa.schema([column.field for column in self._engine.columns])
-        send(answers, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
+        send(pipe, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
 
     def serve(self, requests: RequestQueue) -> None:
         while True:

@@ -140,10 +140,8 @@ def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple
         entries, pos = _blocks(entry_of(node), data, pos, end, depth)
         return {entry["key"]: entry["value"] for entry in entries}, pos
     if isinstance(node, AvroUnion):
-        branch, pos = read_one(data, pos, end)
-        if not 0 <= branch < len(node.branches):
-            raise Malformed
-        return _read(node.branches[branch], data, pos, end, depth + 1)
+        index, pos = read_one(data, pos, end)
+        return _read(_branch(node, index), data, pos, end, depth + 1)
     return _leaf(node, data, pos, end)
 
 

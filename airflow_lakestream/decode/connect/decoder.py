@@ -297,10 +297,7 @@ class ConnectJsonDecoder:
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
         return JsonDecoder(
-            *(schema, self._unknown_fields),
-            out_of_range=self._out_of_range,
-            finer=self._finer,
-            is_event=self._is_event,
+            *(schema, self._unknown_fields), out_of_range=self._out_of_range, finer=self._finer, is_event=self._is_event
         )
 
 

@@ -84,10 +84,7 @@ LOGICAL = {
 }
 
 # The columns' types for logical types that JSON has as text.
-_TEXTS = {
-    f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"),
-    "io.debezium.data.Uuid": pa.uuid(),
-}
+_TEXTS = {f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"), "io.debezium.data.Uuid": pa.uuid()}
 
 
 def parse(text: str) -> ConnectType | None:

@@ -205,7 +205,7 @@ class JsonDecoder(SchemaDecoder):
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._plain = [leaves.plain(field.type) for field in schema]
-        self._layouts = LayoutParser(self._known, self.unknown_fields, self._within, finer)
+        self._layouts: LayoutParser | None = LayoutParser(self._known, self.unknown_fields, self._within, finer)
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(
@@ -219,11 +219,7 @@ class JsonDecoder(SchemaDecoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(
-            type(self),
-            within=self._within,
-            out_of_range=self._out_of_range,
-            finer=self._finer,
-            is_event=self._is_event,
+            type(self), within=self._within, out_of_range=self._out_of_range, finer=self._finer, is_event=self._is_event
         )
         return (make, (self.schema, str(self.unknown_fields)))
 
@@ -238,7 +234,7 @@ class JsonDecoder(SchemaDecoder):
         are not returned.
         """
         # Layouts first: Arrow's reader takes more than twice their time.
-        tables, rows = self._layouts.parse(batch.values)
+        tables, rows = self._layouts.parse(batch.values) if self._layouts else ([], [])
         tables = [self._in_order(table) for table in tables]
         is_left = np.ones(len(batch), np.bool_)
         for decoded_rows in rows:
@@ -386,11 +382,7 @@ class StrictEventDecoder:
         self._within = tuple(within)
         self._make = partial(type(self), out_of_range=out_of_range, finer=finer)
         self._documents = JsonDecoder(
-            *(schema, UnknownFields.EVOLVE),
-            within=within,
-            out_of_range=out_of_range,
-            finer=finer,
-            is_event=True,
+            *(schema, UnknownFields.EVOLVE), within=within, out_of_range=out_of_range, finer=finer, is_event=True
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

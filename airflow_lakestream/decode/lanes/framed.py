@@ -82,10 +82,7 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _chunk(
         self, topic: str, values: pa.Array, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
-        """Yield tables of a chunk's good records, with their positions in the chunk; add bad records to `bad`.
-
-        :param first: the position of the chunk in the batch.
-        """
+        """Yield tables of a chunk's good records, with positions in the chunk, which begins at `first` in the batch."""
         lanes, rows = ByteLanes.over(values), np.arange(len(values))
         if values.null_count:
             is_valid = values.is_valid().to_numpy(zero_copy_only=False)

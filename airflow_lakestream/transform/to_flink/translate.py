@@ -19,14 +19,7 @@ from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import INPUT, METADATA, Node, StatementChecker, ctes, quoted, with_input
 from airflow_lakestream.transform.to_flink.expressions import ExpressionTranslator
-from airflow_lakestream.transform.to_flink.functions import (
-    TYPES,
-    FlinkExpression,
-    NotCommon,
-    digits_of,
-    name,
-    text,
-)
+from airflow_lakestream.transform.to_flink.functions import TYPES, FlinkExpression, NotCommon, digits_of, name, text
 
 SOURCE = "source"
 POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
