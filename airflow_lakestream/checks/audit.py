@@ -24,7 +24,7 @@ from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Messa
 log = logging.getLogger(__name__)
 
 
-# Together with the interpreter, its libraries and the data read: half a GiB.
+# The interpreter, its libraries and the data of a read need the reserve: half a GiB in all.
 BOUNDS = ProcessBounds(memory_limit="256MB", threads=2, reserve=256 * 2**20)
 # Processor seconds for a check, in addition to one second for each MiB of the files.
 SECONDS = 30.0
@@ -39,39 +39,40 @@ class CheckProcess(BoundedProcess):
 
     def __init__(self) -> None:
         super().__init__("airflow_lakestream.checks.worker", BOUNDS)
-        # Sent before the first question.
+        # Messages to send before the first request.
         self._before: list[Message] = [(asdict(BOUNDS), no_rows(_NO_COLUMNS))]
+        # Processor seconds for each request.
         self._seconds = SECONDS
         self._handles: dict[int, Any] = {}
         self._read_error: BaseException | None = None
 
     def select(self, sql: str) -> str:
-        """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement."""
-        return str(self._asked("select", sql)["statement"])
+        """Return a SELECT in DuckDB's normal form. Raises InvalidArgument for another statement."""
+        return str(self._request("select", sql)["statement"])
 
     def bind(self, label: str, statement: str, columns: pa.Schema) -> None:
-        """Raise InvalidArgument if a statement does not fit the columns."""
-        self._asked("bind", [label, statement], columns)
+        """Raise InvalidArgument if a statement, named by `label`, does not fit the columns."""
+        self._request("bind", [label, statement], columns)
 
     def open(self, written: StagedRows, folder: str, part: tuple[int, int] | None) -> int:
         """Open a landing's files; return the number of rows. Raises the errors of reading the files.
 
-        :param folder: for rows that do not fit into memory.
-        :param part: only these rows: the number of the first row, and the count.
+        :param folder: a temporary folder for rows that do not fit into memory.
+        :param part: the number of the first row and the count of rows to check; None for all rows.
         """
         self._written, self._paths = written, list(written.files)
         self._seconds = SECONDS + sum(written.files.values()) / 2**20
         values = [dict(written.values.get(path, {})) for path in self._paths]
         files = CheckFiles(list(written.files.values()), values, folder, part)
-        return int(self._asked("files", asdict(files), written.columns)["count"])
+        return int(self._request("files", asdict(files), written.columns)["count"])
 
     def findings(self, check: LandingCheck) -> list[Finding]:
         """Return the findings of a check, after `open`. Raises the errors of reading the files."""
-        return [Finding(**one) for one in self._asked("check", asdict(check))["findings"]]
+        return [Finding(**finding) for finding in self._request("check", asdict(check))["findings"]]
 
     def places(self) -> list[str]:
-        """Return the positions of the first rows, after `open`; empty if the rows have no positions."""
-        places: list[str] = self._asked("places", "")["places"]
+        """Return topic, partition and offset of the first rows, after `open`; [] for a table without such columns."""
+        places: list[str] = self._request("places", "")["places"]
         return places
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class CheckProcess(BoundedProcess):
                 self._handles.popitem()[1].close()
 
     def answer(self, until: float) -> Message:
-        """Return the next answer; before the answer, serve the process's requests for parts of files.
+        """Return the next answer, and serve the process's requests for parts of files until the answer.
 
         Raises EOFError if a file can't be read.
 
@@ -95,13 +96,14 @@ class CheckProcess(BoundedProcess):
             try:
                 data = self._part(*words["read"])
             except BaseException as error:
-                # This ends the process, which looks like Exceeded to the caller: `_asked` raises the error instead.
+                # EOFError ends the process, and `ask` raises Exceeded: `_request` raises the error of reading instead.
                 self._read_error = error
                 raise EOFError from error
             column = pa.array([data], pa.large_binary())
             send(self._to, {}, pa.Table.from_arrays([column], ["data"]))
 
     def _part(self, number: int, start: int, size: int) -> bytes:
+        """Return bytes of the file with this number. Raises OSError if the file is too short."""
         if number not in self._handles:
             self._handles[number] = self._written.open(self._paths[number])
         handle = self._handles[number]
@@ -111,7 +113,7 @@ class CheckProcess(BoundedProcess):
             raise OSError(f"{self._paths[number]}: {size} bytes from {start} on are to be read, and there are fewer")
         return bytes(data)
 
-    def _asked(self, request: str, argument: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
+    def _request(self, request: str, argument: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
         """Send a request to the process; return the answer. Raises InvalidArgument, Exceeded, and errors of reading."""
         messages = [*self._before, ({request: argument, "seconds": self._seconds}, no_rows(columns))]
         self._before = []
@@ -127,7 +129,7 @@ class CheckProcess(BoundedProcess):
         return answer
 
 
-# Wall-clock seconds for the search for rows to blame in a landing.
+# Wall-clock seconds for the search for the rows that make checks of a landing end their process.
 SEARCH = 60.0
 
 
@@ -140,7 +142,7 @@ class SqlAuditor:
     def __init__(self, checks: LandingChecks) -> None:
         self.checks = checks
         self._statements: list[LandingCheck] = []
-        # The columns that the statements fit, according to the last process.
+        # The columns that the statements have been bound to.
         self._fitting: pa.Schema | None = None
         if checks.statements:
             with closing(CheckProcess()) as process:
@@ -157,6 +159,7 @@ class SqlAuditor:
                 self._bind(process, columns)
 
     def _check_names(self, columns: pa.Schema) -> None:
+        """Raise InvalidArgument if a column of a check is missing, or if SQL can't distinguish the columns' names."""
         if len({name.lower() for name in columns.names}) < len(columns.names):
             problem = "columns of the table differ in upper and lower case only, which SQL does not distinguish."
             raise InvalidArgument("checks", problem, "Leave checks out, or rename columns.")
@@ -166,17 +169,17 @@ class SqlAuditor:
         for kind, names in named.items():
             for name in names:
                 if name not in columns.names:
-                    there = f"The columns are: {', '.join(columns.names)}."
-                    raise InvalidArgument(f"checks.{kind}", f"there is no column {name!r}.", there)
+                    remedy = f"The columns are: {', '.join(columns.names)}."
+                    raise InvalidArgument(f"checks.{kind}", f"there is no column {name!r}.", remedy)
 
     def _bind(self, process: CheckProcess, columns: pa.Schema) -> None:
         # The batches of a stream, and the publications of a branch, have the same columns again and again.
         if columns == self._fitting:
             return
-        for one in self._statements:
-            label = one.label.removeprefix("sql: ")
+        for check in self._statements:
+            label = check.label.removeprefix("sql: ")
             with _planning(label):
-                process.bind(label, one.statement, columns)
+                process.bind(label, check.statement, columns)
         self._fitting = columns
 
     def findings(self, written: StagedRows) -> Sequence[Finding]:
@@ -185,15 +188,16 @@ class SqlAuditor:
         Without files, only the number of rows is checked.
         """
         started = time.monotonic()
-        findings = list(self._of_count(written))
+        findings = list(self._row_count(written))
         if written.files:
             self._check_names(written.columns)
             with tempfile.TemporaryDirectory(prefix="lakestream-checks-") as folder:
-                findings += _CheckRun(written, folder).findings(self._all(), self._bind)
+                findings += _CheckRun(written, folder).findings(self._row_checks(), self._bind)
         log.info("Checked %s rows in %.2f s: %s failed", written.rows, time.monotonic() - started, len(findings))
         return findings
 
-    def _all(self) -> Iterator[LandingCheck]:
+    def _row_checks(self) -> Iterator[LandingCheck]:
+        """Yield all checks that read rows: all checks except the number of rows."""
         for name in self.checks.not_null:
             yield LandingCheck("not_null", f"not_null: {name}", [name])
         if self.checks.unique:
@@ -202,7 +206,7 @@ class SqlAuditor:
             yield LandingCheck("freshness", "freshness", most=self.checks.freshness)
         yield from self._statements
 
-    def _of_count(self, written: StagedRows) -> Iterator[Finding]:
+    def _row_count(self, written: StagedRows) -> Iterator[Finding]:
         if (bounds := self.checks.row_count) is None:
             return
         if bounds.asks_history and written.usual is None:
@@ -213,9 +217,9 @@ class SqlAuditor:
 
 @contextmanager
 def _planning(label: str) -> Iterator[None]:
-    """Name a statement in the error, if the statement ends its process before any rows are read.
+    """Name a statement in the error if the statement ends its process without any rows.
 
-    Raises InvalidArgument; or SqlFailed if the process exited by itself, since another try may help.
+    Raises InvalidArgument, or SqlFailed if the process exited by itself, since another try may help.
     """
     try:
         yield
@@ -228,8 +232,7 @@ def _planning(label: str) -> Iterator[None]:
 class _CheckRun:
     """Run of all checks of a landing's rows. A check that ends its process has failed; the next gets a new process.
 
-    :param written: the files with the rows.
-    :param folder: takes the rows that do not fit into memory.
+    :param folder: a temporary folder for rows that do not fit into memory.
     """
 
     def __init__(self, written: StagedRows, folder: str) -> None:
@@ -241,7 +244,7 @@ class _CheckRun:
     ) -> list[Finding]:
         """Return the failed checks.
 
-        :param bind: checks in a process whether the statements fit the columns. Raises InvalidArgument.
+        :param bind: raises InvalidArgument if the statements do not fit the columns, after a check in a process.
         """
         findings: list[Finding] = []
         first = CheckProcess()
@@ -265,7 +268,7 @@ class _CheckRun:
         return findings
 
     def _new_process(self, part: tuple[int, int] | None = None) -> CheckProcess:
-        # `part`: the number of the first row, and the count of rows; None for all rows.
+        """Return a new process with opened files; for `part`, see `CheckProcess.open`."""
         process = CheckProcess()
         try:
             self._open(process, part)
@@ -275,11 +278,11 @@ class _CheckRun:
         return process
 
     def _open(self, process: CheckProcess, part: tuple[int, int] | None = None) -> None:
+        # The process opens each file even without a check: a missing file must not be committed to main.
         count = process.open(self._written, self._folder, part)
-        wanted = self._written.rows if part is None else part[1]
-        # The process opens each file even without a check: a file that is gone must not get on main.
-        if count != wanted:
-            raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
+        expected = self._written.rows if part is None else part[1]
+        if count != expected:
+            raise AssertionError(f"{expected} rows are to be committed, and their files have {count}")
 
     def _positions_at_fault(self, check: LandingCheck, error: Exceeded) -> list[str]:
         """Return the positions of the rows that made a check end its process: a single row, or as few as possible.
@@ -295,9 +298,9 @@ class _CheckRun:
         start, count = 0, self._written.rows
         while count > 1 and time.monotonic() < self._until:
             half = count // 2
-            if self._ends(check, (start, half)):
+            if self._ends_process(check, (start, half)):
                 count = half
-            elif self._ends(check, (start + half, count - half)):
+            elif self._ends_process(check, (start + half, count - half)):
                 start, count = start + half, count - half
             else:
                 # Only rows of both halves together end the process.
@@ -306,7 +309,8 @@ class _CheckRun:
             return process.places()
         return []
 
-    def _ends(self, check: LandingCheck, part: tuple[int, int]) -> bool:
+    def _ends_process(self, check: LandingCheck, part: tuple[int, int]) -> bool:
+        """Return whether a check of only these rows ends its process."""
         try:
             with closing(self._new_process(part)) as process:
                 process.findings(check)

@@ -1,7 +1,7 @@
 """Checks of a landing's rows, by DuckDB over the landing's files, in a separate process.
 
-Memory is bounded: DuckDB reads the files a row group at a time, and what a statement or a key needs beyond its limit
-goes to a temporary folder. Statements reach the landing's rows, and nothing else.
+Memory is bounded: DuckDB reads the files a row group at a time, and writes data beyond its memory limit to a temporary
+folder. Statements reach the landing's rows, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from airflow_lakestream.stores.folders import RangedFile
 from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import MACROS, open_database, parse, unparse
+from airflow_lakestream.transform.statement import literal, quoted
 
 _SCHEME = "landing"
-# Most bytes that the task hands over at once.
-_MOST = 1 << 20
+# The most bytes that the task sends at once.
+_MOST_BYTES = 1 << 20
 
-# Returns bytes of a file, given its number, the start and the size.
-Reading = Callable[[int, int, int], bytes]
+# Returns bytes of a file, by the file's number, the position of the first byte, and the number of bytes.
+ReadPart = Callable[[int, int, int], bytes]
 
 
 class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The files of a landing as a file system for DuckDB, by number.
+    """The files of a landing as a file system for DuckDB; a file's name has its number.
 
-    :param sizes: the size of each file.
-    :param reading: returns bytes of a file.
+    :param sizes: the size of each file in bytes.
     """
 
     protocol = _SCHEME
     cachable = False
 
-    def __init__(self, sizes: Sequence[int], reading: Reading) -> None:
+    def __init__(self, sizes: Sequence[int], read_part: ReadPart) -> None:
         super().__init__()
-        self._sizes, self._reading = sizes, reading
+        self._sizes, self._read_part = sizes, read_part
         self.names = [f"{_SCHEME}://{number}.parquet" for number in range(len(sizes))]
 
     def open(self, path: str, *_: Any, **__: Any) -> Any:
         """Open a file for reading; other arguments of fsspec are not used."""
         number = self._number(path)
-        return _LandingFile(number, self._sizes[number], self._reading)
+        return _LandingFile(number, self._sizes[number], self._read_part)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return a file's size."""
+        """Return a file's size, in fsspec's form."""
         return {"name": path, "size": self._sizes[self._number(path)], "type": "file"}
 
     def glob(self, path: str, **_: Any) -> list[str]:
@@ -70,25 +70,25 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
 
 
 class _LandingFile(RangedFile):
-    def __init__(self, number: int, size: int, reading: Reading) -> None:
+    def __init__(self, number: int, size: int, read_part: ReadPart) -> None:
         super().__init__(size)
-        self._number, self._reading = number, reading
+        self._number, self._read_part = number, read_part
 
     def read(self, size: int = -1) -> bytes:
-        most = max(0, self._size - self._at)
-        left = most if size < 0 else min(size, most)
+        to_end = max(0, self._size - self._at)
+        left = to_end if size < 0 else min(size, to_end)
         parts = []
         while left:
-            parts.append(self._reading(self._number, self._at, min(left, _MOST)))
+            parts.append(self._read_part(self._number, self._at, min(left, _MOST_BYTES)))
             self._at += len(parts[-1])
             left -= len(parts[-1])
         return b"".join(parts)
 
 
-# Limits of an error: rows, and characters of a value.
+# The most rows in an error, and characters of a value.
 FEW, LONGEST = 5, 80
 TIMESTAMP = "_kafka_timestamp"
-# As in `tables.coordinates`, which needs Arrow's functions: a sixth of the time in which the process starts.
+# The same as in `tables.coordinates`, whose import would take a sixth of the time in which the process starts.
 COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
 
@@ -96,10 +96,10 @@ COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 class CheckFiles:
     """Files of a landing, for checks.
 
-    :param sizes: of each file.
-    :param values: by file, its partition's columns that the file itself lacks, as text.
-    :param folder: takes the rows that do not fit into memory.
-    :param part: the number of the first row to read and the count of rows; used to find the rows to blame.
+    :param sizes: the size of each file in bytes.
+    :param values: for each file, the values, as text, of the partition's columns that the file lacks.
+    :param folder: a temporary folder for rows that do not fit into memory.
+    :param part: the number of the first row and the count of rows to check; None for all rows.
     """
 
     sizes: Sequence[int]
@@ -110,13 +110,13 @@ class CheckFiles:
 
 @dataclass(frozen=True)
 class LandingCheck:
-    """A check.
+    """A check of a landing's rows.
 
     :param kind: "sql", "not_null", "unique" or "freshness".
     :param label: the name of the check in errors.
-    :param columns: of "not_null" a single column, of "unique" the columns of a key.
-    :param statement: of "sql".
-    :param most: of "freshness" the maximal number of seconds since the newest record.
+    :param columns: for "not_null" a single column, for "unique" the columns of a key.
+    :param statement: for "sql": a SELECT whose rows are wrong.
+    :param most: for "freshness": the most seconds since the newest record.
     """
 
     kind: str
@@ -127,14 +127,15 @@ class LandingCheck:
 
 
 def selected(sql: str, memory_limit: str) -> str:
-    """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement, or for several."""
+    """Return a SELECT in DuckDB's normal form. Raises InvalidArgument for another statement, or for several."""
     with closing(open_database(memory_limit, 1)) as database:
         parsed = parse(database, sql.strip().rstrip(";"))
         if parsed["error"]:
             message = str(parsed["error_message"])
-            is_other = "Only SELECT" in message
             first_line = message.partition("\n")[0]
-            reason = "only a SELECT is allowed here" if is_other else f"DuckDB does not understand it: {first_line}"
+            reason = f"DuckDB does not understand it: {first_line}"
+            if "Only SELECT" in message:
+                reason = "only a SELECT is allowed here"
             raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: {reason}.")
         if len(parsed["statements"]) != 1:
             raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: several statements.", "Write a list of them.")
@@ -142,22 +143,19 @@ def selected(sql: str, memory_limit: str) -> str:
 
 
 def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> None:
-    """Raise InvalidArgument if a statement does not fit the columns.
-
-    :param label: names the statement in the error.
-    """
+    """Raise InvalidArgument if a statement, named by `label`, does not fit the columns."""
     with closing(open_database(memory_limit, 1)) as database:
         database.register(RELATION, no_rows(columns))
         try:
             database.sql(statement).columns  # noqa: B018  # DuckDB binds the statement when its columns are asked for
         except duckdb.Error as error:
             problem = f"DuckDB can't bind {label!r}: {error_text(error)}."
-            there = f"The columns of {RELATION} are: {', '.join(columns.names)}."
-            raise InvalidArgument("checks.sql", problem, there) from None
+            remedy = f"The columns of {RELATION} are: {', '.join(columns.names)}."
+            raise InvalidArgument("checks.sql", problem, remedy) from None
 
 
 def label_of(sql: str) -> str:
-    """Return a statement's label for errors."""
+    """Return a statement's label for errors: its text in one line, of LONGEST characters at most."""
     text = " ".join(sql.split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
@@ -167,26 +165,25 @@ class CheckRunner:
 
     def __init__(self, database: duckdb.DuckDBPyConnection, columns: pa.Schema) -> None:
         self._database = database
-        there = set(columns.names)
-        self._place = [name for name in COORDINATES if name in there]
+        self._place = [name for name in COORDINATES if name in set(columns.names)]
 
     def count(self) -> int:
-        """Return the number of rows. Opens each file, since a missing file must not get to main."""
+        """Return the number of rows. Opens each file, since a missing file must not be committed to main."""
         ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION}")
         return int(count)
 
     def places(self) -> list[str]:
-        """Return the positions of the first rows, or an empty list for a table without positions."""
+        """Return topic, partition and offset of the first rows, or [] for a table without such columns."""
         return self._shown_rows(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
 
     def findings(self, check: LandingCheck) -> Iterator[Finding]:
-        """Yield the findings of a check, including a failure of the check itself, except a lack of memory."""
+        """Yield the findings of a check; a failure of the check itself is a finding, except a lack of memory."""
         try:
             yield from self._of(check)
         except duckdb.OutOfMemoryException:
             raise
         except duckdb.Error as error:
-            # A value that can't be cast.
+            # Such as a value that can't be cast.
             yield Finding(check.label, f"it failed: {error_text(error)}")
 
     def _of(self, check: LandingCheck) -> Iterator[Finding]:
@@ -200,11 +197,12 @@ class CheckRunner:
             yield from self._of_rows(check, f"{quoted(check.columns[0])} IS NULL", "NULL")
         else:
             keys = ", ".join(map(quoted, check.columns))
-            known = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in check.columns)
-            twice = f"SELECT {keys} FROM {RELATION} WHERE {known} GROUP BY ALL HAVING count(*) > 1"
-            yield from self._of_rows(check, f"({keys}) IN ({twice})", "equal values")
+            not_null = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in check.columns)
+            duplicates = f"SELECT {keys} FROM {RELATION} WHERE {not_null} GROUP BY ALL HAVING count(*) > 1"
+            yield from self._of_rows(check, f"({keys}) IN ({duplicates})", "equal values")
 
     def _of_rows(self, check: LandingCheck, condition: str, description: str) -> Iterator[Finding]:
+        """Yield a finding if rows fulfil a condition in SQL; `description` is the condition in words."""
         ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION} WHERE {condition}")
         if count:
             names = check.columns
@@ -220,14 +218,15 @@ class CheckRunner:
         if age is None:
             yield Finding("freshness", "no record has a time")
         elif age > most:
-            at = datetime.fromtimestamp(newest / 1000, UTC).isoformat(timespec="seconds")
+            newest_time = datetime.fromtimestamp(newest / 1000, UTC).isoformat(timespec="seconds")
             shown = list(dict.fromkeys((*self._place, TIMESTAMP)))
             query = f"SELECT {', '.join(shown)} FROM {RELATION} ORDER BY {TIMESTAMP} DESC NULLS LAST LIMIT 1"
-            problem = f"the newest record is of {at}, {age:.0f} s old, more than {most:g} s"
+            problem = f"the newest record is of {newest_time}, {age:.0f} s old, more than {most:g} s"
             yield Finding("freshness", problem, self._shown_rows(query, shown))
 
     def _shown_rows(self, query: str, names: Sequence[str]) -> list[str]:
-        # As texts: Python's values of some types need packages that are not there.
+        """Return the first FEW rows of a query as texts, and "..." if there are more."""
+        # DuckDB makes the texts: Python's values of some types need packages that are not installed.
         few = self._rows(f"SELECT left(COLUMNS(*)::VARCHAR, {LONGEST}) FROM ({query}) LIMIT {FEW + 1}")
         return [*(_row(names, values) for values in few[:FEW]), *(["..."] if len(few) > FEW else [])]
 
@@ -237,13 +236,10 @@ class CheckRunner:
 
 @contextmanager
 def opened(
-    files: CheckFiles, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
+    files: CheckFiles, columns: pa.Schema, read_part: ReadPart, memory_limit: str, threads: int
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a database with the landing's rows as the only relation, closed to files and settings.
-
-    :param reading: returns bytes of a file.
-    """
-    system = LandingFiles(files.sizes, reading)
+    """Yield a database with the landing's rows as the only relation, closed to other files and changes of settings."""
+    system = LandingFiles(files.sizes, read_part)
     config: dict[str, Any] = {
         "memory_limit": memory_limit,
         "threads": threads,
@@ -264,22 +260,26 @@ def opened(
 
 
 def _rows_of(database: duckdb.DuckDBPyConnection, files: CheckFiles, names: Sequence[str], columns: pa.Schema) -> str:
-    """Return a statement for the rows of all files, including the columns of partitions."""
-    alike: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
+    """Return a statement for the rows of all files, including the partitions' columns that the files lack."""
+    files_by_values: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
     for values, name in zip(files.values, names, strict=True):
-        alike.setdefault(tuple(values.items()), []).append(name)
-    known = database.from_arrow(no_rows(columns))
-    types = dict(zip(known.columns, known.types, strict=True))
+        files_by_values.setdefault(tuple(values.items()), []).append(name)
+    relation = database.from_arrow(no_rows(columns))
+    types = dict(zip(relation.columns, relation.types, strict=True))
     parts = []
-    for of_partition, some in alike.items():
-        more = [f"CAST({_text(value)} AS {types[name]}) AS {quoted(name)}" for name, value in of_partition]
+    for of_partition, partition_files in files_by_values.items():
+        constants = [
+            f"CAST({'NULL' if value is None else literal(value)} AS {types[name]}) AS {quoted(name)}"
+            for name, value in of_partition
+        ]
         # Earlier files of a landing may lack columns that were added later.
-        parts.append(f"SELECT {', '.join(['*', *more])} FROM read_parquet({some!r}, union_by_name = true)")
+        reader = f"read_parquet({partition_files!r}, union_by_name = true)"
+        parts.append(f"SELECT {', '.join(['*', *constants])} FROM {reader}")
     return " UNION ALL BY NAME ".join(parts)
 
 
 def _locked(files: CheckFiles, names: Sequence[str], rows: str) -> Iterator[str]:
-    # Statements that make the relation, and then close the database to other files and to changes of settings.
+    """Yield statements to make the relation, and then close the database to other files and changes of settings."""
     yield "SET enable_progress_bar = false"
     yield "SET GLOBAL python_enable_replacements = false"
     yield "SET GLOBAL TimeZone = 'UTC'"
@@ -287,24 +287,15 @@ def _locked(files: CheckFiles, names: Sequence[str], rows: str) -> Iterator[str]
     if files.part is None:
         yield f"CREATE VIEW {RELATION} AS {rows}"
     else:
-        # A table: with a view, a check would also read the rows that are left out.
+        # A table, not a view: with a view, a check would also read the rows outside of the part.
         start, count = files.part
         yield f"CREATE TABLE {RELATION} AS SELECT * FROM ({rows}) LIMIT {count} OFFSET {start}"
     yield "SET GLOBAL enable_external_access = false"
     yield "SET GLOBAL lock_configuration = true"
 
 
-def quoted(name: str) -> str:
-    """Return a column's name, quoted for SQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: str | None) -> str:
-    return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
-
-
 def _row(names: Sequence[str], values: Sequence[Any]) -> str:
-    # Topic, partition and offset come first, in one expression, if the row has all three.
+    """Return a row for an error, such as "orders[0] offset 5: amount=NULL"."""
     shown = dict(zip(names, ("NULL" if value is None else printable(str(value)) for value in values), strict=True))
     place = [shown.pop(name) for name in COORDINATES] if set(COORDINATES) <= set(shown) else []
     rest = ", ".join(f"{printable(name)}={value}" for name, value in shown.items())

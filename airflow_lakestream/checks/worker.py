@@ -1,4 +1,4 @@
-"""The process for checks: runs the checks, and asks the task for parts of the files."""
+"""The process for checks: runs the checks, and requests parts of the files from the task."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.child import (
     OUT_OF_MEMORY,
-    Asked,
     ProcessorTimer,
+    RequestQueue,
     be_bounded,
     listening,
     memory_error_text,
@@ -26,24 +26,26 @@ from airflow_lakestream.transform.messages import send
 
 
 def main() -> None:
-    """Answer the task's questions in order, until the task closes the pipe."""
-    asked, answers = listening()
-    words, _ = asked.get()
+    """Answer the task's requests in order, until the task closes the pipe."""
+    requests, answers = listening()
+    words, _ = requests.get()
     bounds = ProcessBounds(**words)
     be_bounded(bounds)
-    _CheckServer(asked, answers, bounds).serve()
+    _CheckServer(requests, answers, bounds).serve()
 
 
 class _CheckServer:
-    def __init__(self, asked: Asked, answers: io.FileIO, bounds: ProcessBounds) -> None:
-        self._asked, self._answers, self._bounds = asked, answers, bounds
-        # One question at a time, from several threads of DuckDB.
+    """Server of the task's requests: a request is named as its method, such as "bind" for `_bind`."""
+
+    def __init__(self, requests: RequestQueue, answers: io.FileIO, bounds: ProcessBounds) -> None:
+        self._requests, self._answers, self._bounds = requests, answers, bounds
+        # For one read at a time: several threads of DuckDB read.
         self._lock = threading.Lock()
         self._open = ExitStack()
 
     def serve(self) -> None:
         while True:
-            words, table = self._asked.get()
+            words, table = self._requests.get()
             with ProcessorTimer(words.pop("seconds") * self._bounds.threads):
                 answer = self._answer(words, table.schema)
             send(self._answers, answer, pa.table({}))
@@ -53,7 +55,7 @@ class _CheckServer:
         try:
             answer: dict[str, Any] = getattr(self, f"_{request}")(words[request], columns)
         except InvalidArgument as error:
-            # The error's text begins with the argument's name, and will begin with it again in the task.
+            # The error's text begins with the argument's name, which the task's error adds again.
             return {"invalid": [error.argument, str(error).removeprefix(f"{error.argument}: ")]}
         except RecursionError:
             return {"invalid": ["checks.sql", "a statement is nested too deeply."]}
@@ -75,19 +77,19 @@ class _CheckServer:
         """Open a database over the files of a commit; return the number of rows."""
         limits = self._bounds.memory_limit, self._bounds.threads
         database = self._open.enter_context(opened(CheckFiles(**files), columns, self._read, *limits))
-        self._look = CheckRunner(database, columns)
-        return {"count": self._look.count()}
+        self._runner = CheckRunner(database, columns)
+        return {"count": self._runner.count()}
 
     def _check(self, check: dict[str, Any], _: pa.Schema) -> dict[str, Any]:
-        return {"findings": [asdict(one) for one in self._look.findings(LandingCheck(**check))]}
+        return {"findings": [asdict(finding) for finding in self._runner.findings(LandingCheck(**check))]}
 
     def _places(self, *_: object) -> dict[str, Any]:
-        return {"places": self._look.places()}
+        return {"places": self._runner.places()}
 
     def _read(self, number: int, start: int, size: int) -> bytes:
-        """Ask the task for a part of a file."""
+        """Request a part of a file from the task."""
         with self._lock:
             send(self._answers, {"read": [number, start, size]}, pa.table({}))
-            _, table = self._asked.get()
+            _, table = self._requests.get()
         data: bytes = table.column(0)[0].as_py()
         return data

@@ -1,4 +1,4 @@
-"""Log lines about a table's columns: those without values, with fields of similar names, and those guessed first."""
+"""Reports about a table's columns: columns without values, fields with similar names, and guessed columns."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from airflow_lakestream.tables.schema.types import schema_text
 log = logging.getLogger(__name__)
 
 
-# Inner fields by name: a mapping, a list of several mappings, or another value for no fields.
+# Fields by name, each with its inner fields: a mapping, a list of several mappings, or another value for no fields.
 Fields = Mapping[str, Any]
 
 
 class FieldNames:
-    """Finder of field names in records of a payload; keeps the names by schema."""
+    """Finder of field names in the records' values or keys (`is_key`); keeps the names by schema."""
 
     def __init__(self, payload: PayloadFormats, format_name: str, *, is_key: bool = False) -> None:
         self._payload, self._format, self._is_key = payload, format_name, is_key
@@ -46,11 +46,11 @@ class FieldNames:
 
     @property
     def are_known(self) -> bool:
-        """Whether records of the format have names for fields."""
+        """Whether records of the format name their fields."""
         return self._format in (ValueFormat.JSON, ValueFormat.JSON_SCHEMA) or self._format in _BY_SCHEMA
 
     def of(self, value: bytes) -> Fields:
-        """Return the fields of a record by the names after `rename_columns`; no fields for an invalid record.
+        """Return the fields of a value or key, by the names after `rename_columns`; none for an invalid one.
 
         A change event has the fields of its row.
         """
@@ -66,26 +66,26 @@ class FieldNames:
         return dict(zip(self._payload.new_names.of(list(fields)), fields.values(), strict=True))
 
     def _of_record(self, value: bytes) -> Fields:
-        # The writer's schema gives the names for Avro and Protobuf, the document itself for JSON.
+        """Return the fields by the writer's schema for Avro and Protobuf, by the document itself for JSON."""
         if self._format in _BY_SCHEMA:
-            found = self._payload.schema_of(self._format, value)
-            if found is None:
+            schema = self._payload.schema_of(self._format, value)
+            if schema is None:
                 return {}
-            if found not in self._of_schemas:
-                self._of_schemas[found] = _BY_SCHEMA[self._format](found)
-            return self._of_schemas[found]
+            if schema not in self._of_schemas:
+                self._of_schemas[schema] = _BY_SCHEMA[self._format](schema)
+            return self._of_schemas[schema]
         document = parse_object(value[HEADER:] if self._format == ValueFormat.JSON_SCHEMA else value)
         if self._is_wrapped and set(document) == {"schema", "payload"}:
             document = document["payload"]
         return inside(document)
 
 
-def _of_avro(found: SchemaText) -> Fields:
-    return _inside_avro(avro_schema.parse(found.text, found.texts), 0) or {}
+def _of_avro(schema: SchemaText) -> Fields:
+    return _inside_avro(avro_schema.parse(schema.text, schema.texts), 0) or {}
 
 
 def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
-    # Returns the fields inside a type by name, a list of several mappings for a union, or None without fields.
+    """Return the fields inside a type by name, a list of mappings for a union, or None without fields."""
     if isinstance(node, avro_schema.AvroUnion):
         return [_inside_avro(branch, depth) for _, branch in node.values]
     if isinstance(node, avro_schema.AvroArray):
@@ -93,21 +93,22 @@ def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
     if not isinstance(node, avro_schema.Record) or depth > _DEEPEST:
         return None
     fields = {name: _inside_avro(kind, depth + 1) for name, kind in node.fields}
-    # A column may be named by an alias of a field.
+    # A column may have an alias of a field as its name.
     return {alias: fields[name] for name in fields for alias in node.field_aliases.get(name, ())} | fields
 
 
-def _of_protobuf(found: SchemaText) -> Fields:
-    return _inside_message(compile_proto(found.text, found.references).descriptor(found.message), 0)
+def _of_protobuf(schema: SchemaText) -> Fields:
+    return _inside_message(compile_proto(schema.text, schema.references).descriptor(schema.message), 0)
 
 
 def _inside_message(descriptor: Any, depth: int) -> Fields:
     if depth > _DEEPEST:
         return {}
-    return {
-        one.name: None if one.message_type is None or is_map(one) else _inside_message(one.message_type, depth + 1)
-        for one in descriptor.fields
-    }
+    fields = {}
+    for field in descriptor.fields:
+        is_message = field.message_type is not None and not is_map(field)
+        fields[field.name] = _inside_message(field.message_type, depth + 1) if is_message else None
+    return fields
 
 
 _BY_SCHEMA: Mapping[str, Callable[[SchemaText], Fields]] = {
@@ -117,22 +118,22 @@ _BY_SCHEMA: Mapping[str, Callable[[SchemaText], Fields]] = {
 
 
 def inside(fields: Any) -> Fields:
-    """Return the fields inside a field: of a record, or of all records in a list; no fields for another value."""
+    """Return the fields of a field's record, or of all records in its list; no fields for another value."""
     if isinstance(fields, Mapping):
         return fields
     if not isinstance(fields, list):
         return {}
     merged: dict[str, Any] = {}
-    for one in fields:
-        merged.update(inside(one))
+    for record in fields:
+        merged.update(inside(record))
     return merged
 
 
-# Number of records searched in a batch with empty columns, spread over the batch; and number of batches searched with
-# exactly the same empty columns, since most empty columns are simply seldom used.
+# The records of a batch that are searched for fields without a column, spread over the batch; and the batches that are
+# searched with the same empty columns, since most empty columns are simply seldom used.
 _SEARCHED_RECORDS = 16
 _SEARCHED_BATCHES = 8
-# Records may contain records of their own type.
+# The deepest level of fields: records may contain records of their own type.
 _DEEPEST = 8
 # Operations of change events that delete rows.
 _NO_ROW = pa.array(["d", "t"])
@@ -143,7 +144,8 @@ class ColumnWatch:
 
     Several threads may use a watch: at worst they search more batches than needed.
 
-    :param schema: columns of decoded values and keys; None for no search (SQL of raw records, or a column per field).
+    :param schema: columns of decoded values and keys; None if fields are not searched (SQL of raw records, or a table
+        that gets a column for each field).
     """
 
     def __init__(self, payload: PayloadFormats, schema: pa.Schema | None) -> None:
@@ -154,9 +156,9 @@ class ColumnWatch:
         self._searched: dict[frozenset[str], int] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Indices) -> ColumnUse:
-        """Return the columns with values, and the fields without a column that may be meant for the empty columns.
+        """Return the columns with values, and fields without a column that have names similar to empty columns.
 
-        Only records of some batches are searched for such fields.
+        Only some records of some batches are searched for such fields.
 
         :param rows: the good rows of the batch.
         :param places: positions of the rows' records in the batch.
@@ -165,8 +167,8 @@ class ColumnWatch:
         columns = frozenset(payload.own_columns(rows.column_names)) if payload.gets_columns else self._columns
         if columns and self._payload.has_operations and "_op" in rows.column_names and t.is_string(rows["_op"].type):
             # A deleted row may have only its key.
-            there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
-            rows, places = rows.filter(there), places[there.to_numpy()]
+            has_row = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
+            rows, places = rows.filter(has_row), places[has_row.to_numpy()]
         if not columns or not len(rows):
             return ColumnUse()
         filled, empty = _by_use(rows, columns)
@@ -178,7 +180,7 @@ class ColumnWatch:
     def _of_part(
         self, part: _RecordPart, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_ColumnPath]
     ) -> ColumnUse:
-        # A part is placed if a field of its records has a column, or if no field is lost by lacking one.
+        # A part is placed if a field of its records has a column, or if fields without a column are not lost.
         is_placed = not part.loses or not filled.isdisjoint(part.paths)
         use = ColumnUse(placed=frozenset([part.name] if is_placed else ()))
         values = part.values(batch)
@@ -201,7 +203,7 @@ class ColumnWatch:
             return near
         for place in places[:: max(1, len(places) // _SEARCHED_RECORDS)][:_SEARCHED_RECORDS].tolist():
             fields = part.placed(part.fields_of(values[place].as_py()))
-            near |= {str(path): found for path in empty if (found := path.near(fields)) is not None}
+            near |= {str(path): field for path in empty if (field := path.near(fields)) is not None}
         return near
 
 
@@ -224,14 +226,14 @@ class _ColumnPath:
     def near(self, fields: Fields) -> str | None:
         """Return the path of a field without a column and with a similar name, or None.
 
-        None, too, if the column itself has a field.
+        None, too, if a field has exactly the column's name.
         """
         for step in self.steps[:-1]:
             fields = inside(fields.get(step))
         if self.steps[-1] in fields:
             return None
-        found = near_name(self.steps[-1], (name for name in fields if name not in self.siblings))
-        return None if found is None else ".".join((*self.steps[:-1], found))
+        similar = near_name(self.steps[-1], (name for name in fields if name not in self.siblings))
+        return None if similar is None else ".".join((*self.steps[:-1], similar))
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ class _RecordPart:
     :param columns: the columns of these values or keys.
     :param fields: the names of the fields with a column.
     :param names: finder of the names of a record's fields.
-    :param loses: fields without a column are left out, so their values are lost.
+    :param loses: whether fields without a column are left out, so that their values are lost.
     """
 
     name: str
@@ -253,7 +255,7 @@ class _RecordPart:
 
     @property
     def paths(self) -> Iterable[str]:
-        """Paths of the columns of these fields."""
+        """Paths of the columns, or of the fields in the column of keys, for these fields."""
         return [f"{KEY_COLUMN}.{name}" for name in self.fields] if self.name == KEY else self.fields
 
     def has(self, path: _ColumnPath) -> bool:
@@ -269,7 +271,7 @@ class _RecordPart:
         return {} if value is None else self.names.of(value)
 
     def placed(self, fields: Fields) -> Fields:
-        """Return the fields as inside of a row: the fields of a key are inside the column of keys."""
+        """Return the fields as in a row: a key's fields are inside the column of keys."""
         return {KEY_COLUMN: fields} if self.name == KEY else fields
 
 
@@ -281,12 +283,12 @@ def _parts(payload: PayloadFormats, schema: pa.Schema, own: Sequence[str]) -> It
         yield _RecordPart(VALUE, values, values, names, loses and names.are_known)
     if KEY_COLUMN in own and payload.key_format is not None and t.is_struct(schema.field(KEY_COLUMN).type):
         names = FieldNames(payload, payload.key_format, is_key=True)
-        inner = frozenset(one.name for one in schema.field(KEY_COLUMN).type)
+        inner = frozenset(field.name for field in schema.field(KEY_COLUMN).type)
         yield _RecordPart(KEY, frozenset([KEY_COLUMN]), inner, names, names.are_known)
 
 
 def _foreign(part: _RecordPart, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
-    """Search records until a field has a column; if no field has one, return the fields without a column."""
+    """Search records until a field has a column; if no field has a column, return the fields' names."""
     names: dict[str, None] = {}
     count, first = 0, -1
     for place in places.tolist():
@@ -298,14 +300,14 @@ def _foreign(part: _RecordPart, batch: RawBatch, values: pa.Array, places: Indic
             names.update(dict.fromkeys(list(fields)[:MOST_FIELDS]))
     if not count:
         return ColumnUse()
-    at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first]}"
-    return ColumnUse(foreign={part.name: UnmappedFields(count, tuple(names)[:MOST_FIELDS], at)})
+    place = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first]}"
+    return ColumnUse(foreign={part.name: UnmappedFields(count, tuple(names)[:MOST_FIELDS], place)})
 
 
 def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_ColumnPath]]:
-    """Return the paths of columns with values, and of columns without.
+    """Return the paths of columns with values, and of columns without values.
 
-    :param deep: fields inside columns are columns, too.
+    :param deep: whether fields inside columns count as columns, too.
     """
     filled: list[str] = []
     empty: list[_ColumnPath] = []
@@ -318,9 +320,9 @@ def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple
         filled.append(str(path))
         records = [record for column in columns for record in _records(column)] if deep else []
         if records and len(steps) < _DEEPEST:
-            inner = frozenset(one.name for one in records[0].type)
-            for number, one in enumerate(records[0].type):
-                add((*steps, one.name), inner, [pc.struct_field(record, [number]) for record in records])
+            inner = frozenset(field.name for field in records[0].type)
+            for number, field in enumerate(records[0].type):
+                add((*steps, field.name), inner, [pc.struct_field(record, [number]) for record in records])
 
     top = frozenset(rows.column_names)
     for name in sorted(names):
@@ -329,21 +331,22 @@ def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple
 
 
 def _records(column: pa.Array) -> list[pa.Array]:
-    """Return the records in a column of records, or of lists of records; an empty list for another column."""
+    """Return an array of the records in a column of structs, or of lists of structs; [] for another column."""
     while t.is_list(column.type) or t.is_large_list(column.type):
         column = column.flatten()
     return [column] if t.is_struct(column.type) else []
 
 
-# Records whose kinds of values are counted, spread over the first batch: 10,000 wide ones would take a second.
+# The records of the first batch whose kinds of values are counted: 10,000 records of many fields would take a second.
 _SAMPLE = 1_000
+# The most remarks that are logged.
 _REMARKS = 10
 
 
 def log_guessed_columns(payload: PayloadFormats, first: RawBatch, columns: pa.Schema) -> None:
-    """Log the columns of a new table that first records gave, and remarks about them as warnings.
+    """Log the columns of a new table that are guessed from first records, and remarks about the columns as warnings.
 
-    Columns of a registry's schema or of a fixed format are not guessed; a mirror logs its own.
+    Columns of a registry's schema or of a fixed format are not guessed; a mirror logs its own columns.
     """
     if payload.gets_columns or payload.format_row.first_columns is None:
         return

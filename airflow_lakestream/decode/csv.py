@@ -1,7 +1,7 @@
 """CSV, with a row in each record: the fields are the columns in order, split by Arrow's reader.
 
-A record has to match the grammar of RFC 4180 as a whole before it is joined with the others; a record that does not
-match is bad. The text of a field has the same meaning for its column as in JSON.
+Arrow reads many records at once, so each record has first to match the grammar of RFC 4180 as a whole; a record that
+does not match is bad. A field's text has the same meaning for its column as in JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import no_rows
 
 _QUOTED = '"(?:[^"]|"")*"'
-_MOST_REPAIRS = 3
+# The most attempts to convert a column in bulk: each removes the texts that prevented the attempt before.
+_MOST_ATTEMPTS = 3
 
 # Reasons of bad records, by position.
 Reasons = dict[int, str]
@@ -41,11 +42,11 @@ Reasons = dict[int, str]
 class CsvDecoder(SchemaDecoder):
     """Decoder of CSV into tables of an Arrow schema; `nullable=False` makes a field required.
 
-    A record has one field for each column. A field without quotes and text is null, `""` is the empty text. A
-    column of structs, lists or maps takes JSON. One line end behind a record is not part of it.
+    A record has one field for each column. An empty field without quotes is null, `""` is the empty text. A field of
+    structs, lists or maps is JSON. One line end at the end of a record is not part of its last field.
 
     :param schema: columns and their types.
-    :param unknown_fields: as for other formats; without effect, since no field has a name.
+    :param unknown_fields: without effect, since no field has a name.
     :param order: the columns of a record's fields, by default all columns of the schema; other columns are null.
     :param delimiter: text between fields, one ASCII character; see `check_delimiter`.
     :param finer: treatment of times finer than microseconds.
@@ -68,9 +69,9 @@ class CsvDecoder(SchemaDecoder):
         self._coercers = {field.name: field_coercer(field, fail_unknown=False, scalars=scalars) for field in schema}
         between, bare = re.escape(delimiter), rf'[^"\r\n{re.escape(delimiter)}]'
         self._grammar = rf"\A(?:{_QUOTED}|{bare}*)(?:{between}(?:{_QUOTED}|{bare}*))*\z"
-        # The valid part of a record. The pattern never backtracks, so that a bad record takes no longer.
-        one = f'(?:"(?:[^"]++|"")*+"|{bare}*+)'
-        self._good_part = re.compile(f"(?:{one}{between})*+{one}")
+        # The valid beginning of a record. The pattern never backtracks, so that a bad record takes no longer.
+        one_field = f'(?:"(?:[^"]++|"")*+"|{bare}*+)'
+        self._good_part = re.compile(f"(?:{one_field}{between})*+{one_field}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter, self._finer)
@@ -86,51 +87,51 @@ class CsvDecoder(SchemaDecoder):
         return DecoderResult(pa.concat_tables(tables), bad)
 
     def _rows(self, values: pa.Array) -> DecoderResult:
-        """Return the rows of the good values, and the bad values with reasons, both by position in this piece."""
+        """Return the rows of the good values, and the bad values by position in `values`, with reasons."""
         reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
         if required and values.null_count:
             reason = f"{required[0]}: the value is null (a tombstone), and the column is required"
             reasons.update(dict.fromkeys(np.flatnonzero(mask_of(values.is_null())).tolist(), reason))
         lines = self._lines(values, reasons)
-        there = mask_of(lines.is_valid())
+        has_line = mask_of(lines.is_valid())
         # A tombstone has no line, and null in each column.
-        places = pa.array(np.cumsum(there) - 1, mask=~there)
+        places = pa.array(np.cumsum(has_line) - 1, mask=~has_line)
         texts = {name: text.take(places) for name, text in self._split(lines.drop_null()).items()}
-        nothing = pa.nulls(len(values), pa.string())
-        columns = [self._column(field, texts.get(field.name, nothing), reasons) for field in self.schema]
+        nulls = pa.nulls(len(values), pa.string())
+        columns = [self._column(field, texts.get(field.name, nulls), reasons) for field in self.schema]
         return DecoderResult.without(reasons, columns, self.schema)
 
     def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the values as text without a line end; null for null, and for bad values.
+        """Return the values as text without a line end; null for null and for bad values.
 
-        Each text is a row with the right number of fields. The reasons of bad values go into `reasons`.
+        Each text is a row with the right number of fields. The reasons of bad values are added to `reasons`.
         """
         try:
             lines = values.cast(pa.string())
         except pa.ArrowInvalid:
-            wrong = [leaves.not_utf8(value) for value in values.to_pylist()]
-            reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "invalid UTF-8"))
-            lines = without(values, np.array(wrong)).cast(pa.string())
+            is_invalid = np.array([leaves.not_utf8(value) for value in values.to_pylist()])
+            reasons.update(dict.fromkeys(np.flatnonzero(is_invalid).tolist(), "invalid UTF-8"))
+            lines = without(values, is_invalid).cast(pa.string())
         if pc.any(pc.ends_with(lines, "\n")).as_py():
             lines = pc.replace_substring_regex(lines, r"\r?\n\z", "")
         good = mask_of(pc.match_substring_regex(lines, self._grammar).fill_null(True))
         for place in np.flatnonzero(~good).tolist():
             reasons[place] = self._problem(lines[place].as_py())
         # Delimiters inside quotes do not separate fields.
-        bare = lines
+        without_quoted = lines
         if pc.any(pc.match_substring(lines, '"')).as_py():
-            bare = pc.replace_substring_regex(lines, _QUOTED, "")
-        counts = pc.count_substring(bare, self._delimiter).fill_null(-1).to_numpy() + 1
-        wanted = len(self._order)
-        for place in np.flatnonzero(good & (counts != wanted) & (counts > 0)).tolist():
-            reasons[place] = f"the number of its fields is {counts[place]}, and that of the columns {wanted}"
+            without_quoted = pc.replace_substring_regex(lines, _QUOTED, "")
+        counts = pc.count_substring(without_quoted, self._delimiter).fill_null(-1).to_numpy() + 1
+        expected = len(self._order)
+        for place in np.flatnonzero(good & (counts != expected) & (counts > 0)).tolist():
+            reasons[place] = f"the number of its fields is {counts[place]}, and that of the columns {expected}"
         return without(lines, ~good_mask(len(lines), reasons))
 
     def _problem(self, line: str) -> str:
-        # Explains why a line does not match the grammar: behind the valid part is the problem.
+        """Return the reason why a line does not match the grammar: the problem is behind the valid beginning."""
         part = self._good_part.match(line)
-        assert part is not None, "it matches an empty text, too"
+        assert part is not None, "the pattern matches an empty text, too"
         end = part.end()
         if line[end] in "\r\n":
             return f"a line break outside quotes, at character {end}: a record is one row"
@@ -145,9 +146,10 @@ class CsvDecoder(SchemaDecoder):
 
         :param lines: valid lines without null.
         """
-        # Guard lines: a byte order mark at the very beginning would be skipped, and the last line needs no line end.
-        around = [pa.array([self._delimiter * (len(self._order) - 1)]), lines, pa.array([""])]
-        joined = pa.ListArray.from_arrays(pa.array([0, len(lines) + 2], pa.int32()), pa.concat_arrays(around))
+        # A line of empty fields comes first, since Arrow skips a byte order mark at the very beginning; an empty text
+        # comes last, so that the last line has a line end.
+        guarded = [pa.array([self._delimiter * (len(self._order) - 1)]), lines, pa.array([""])]
+        joined = pa.ListArray.from_arrays(pa.array([0, len(lines) + 2], pa.int32()), pa.concat_arrays(guarded))
         data = pc.binary_join(joined, "\n")[0].as_buffer()
         table = pa.csv.read_csv(
             pa.BufferReader(data),
@@ -161,40 +163,40 @@ class CsvDecoder(SchemaDecoder):
                 quoted_strings_can_be_null=False,
             ),
         )
-        # Checked although impossible: a row fewer or more would put each later row under a wrong offset.
+        # Should never happen, but with a row fewer or more each later row would land under a wrong offset.
         if len(table) != len(lines) + 1:
             raise AssertionError(f"{len(table) - 1} rows of {len(lines)} records")
         return {name: table[name].combine_chunks().slice(1) for name in self._order}
 
     def _column(self, field: pa.Field, texts: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the column of these texts, with null for misfits; the reasons go into `reasons`."""
+        """Return the column of these texts, with null for misfits, whose reasons are added to `reasons`."""
         kind = field.type
         if not field.nullable and texts.null_count:
             self._one_by_one(field, texts, np.flatnonzero(mask_of(texts.is_null())).tolist(), reasons)
         if t.is_string(kind) or t.is_large_string(kind):
             return texts.cast(kind)
-        there = np.flatnonzero(mask_of(texts.is_valid()))
-        at_once, odd = _convert_in_bulk(texts.take(pa.array(there)), kind, self._finer)
-        if not odd.any() and len(there) == len(texts):
-            return at_once
-        rest = self._one_by_one(field, texts, there[odd].tolist(), reasons)
+        valid = np.flatnonzero(mask_of(texts.is_valid()))
+        in_bulk, odd = _convert_in_bulk(texts.take(pa.array(valid)), kind, self._finer)
+        if not odd.any() and len(valid) == len(texts):
+            return in_bulk
+        one_by_one = self._one_by_one(field, texts, valid[odd].tolist(), reasons)
+        # The position of each text's value in both results together; -1 for null.
         places = np.full(len(texts), -1)
-        places[there] = np.arange(len(there))
-        places[there[odd]] = len(there) + np.arange(odd.sum())
-        return pa.concat_arrays([at_once, rest]).take(pa.array(places, mask=places < 0))
+        places[valid] = np.arange(len(valid))
+        places[valid[odd]] = len(valid) + np.arange(odd.sum())
+        return pa.concat_arrays([in_bulk, one_by_one]).take(pa.array(places, mask=places < 0))
 
     def _one_by_one(self, field: pa.Field, texts: pa.Array, places: Sequence[int], reasons: Reasons) -> pa.Array:
-        # Returns the values at these places only. A text that does not fit the column, or a missing text of a required
-        # column, becomes null, with its reason in `reasons`.
-        found = []
+        """Return the values of the texts at `places`; a misfit, or a missing required text, is null with a reason."""
+        values = []
         for place in places:
             text = texts[place].as_py()
             try:
-                found.append(self._coercers[field.name](text if text is None else _json_of_text(text, field.type)))
+                values.append(self._coercers[field.name](text if text is None else _json_of_text(text, field.type)))
             except Misfit as misfit:
                 reasons.setdefault(place, misfit.inside(field.name).reason)
-                found.append(None)
-        return pa.array(found, leaves.plain(field.type)).cast(field.type)
+                values.append(None)
+        return pa.array(values, leaves.plain(field.type)).cast(field.type)
 
 
 def _json_of_text(text: str, kind: pa.DataType) -> Json:
@@ -202,36 +204,36 @@ def _json_of_text(text: str, kind: pa.DataType) -> Json:
     if _is_text(kind):
         return text
     try:
-        found = parse_document(text.encode())
+        value = parse_document(text.encode())
     except Misfit:
         if t.is_nested(kind):
             raise
-        found = None
-    if found is None:
-        # Null has no text: the word "null" is not null.
+        value = None
+    if value is None:
+        # The word "null" is not null: null has no text.
         raise Misfit(f"{quoted(text)} is not a value of the type {kind}")
-    return found
+    return value
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether JSON has values of this type as strings."""
+    """Return whether JSON's values of this type are strings."""
     return not (t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind))
 
 
 def _convert_in_bulk(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
-    """Return a column of these texts, converted in bulk, and a mask of the texts still to convert one by one.
+    """Return a column of these texts, converted in bulk, and a mask of the texts that must be converted one by one.
 
-    The mask has all texts without a value of the column's type, and may have good texts; the column is null there.
+    The mask has all misfits, and may have good texts; the column is null there.
 
     :param texts: without null.
     """
     odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
     convert = partial(from_texts, finer=finer) if _is_text(kind) else from_literals
-    for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_REPAIRS):
+    for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_ATTEMPTS):
         try:
             return convert(without(texts, odd), kind), odd
-        except OddRows as found:
-            odd |= found.odd
+        except OddRows as signal:
+            odd |= signal.odd
         except (NotInBulk, Misfit, pa.ArrowException):
             break
     return pa.nulls(len(texts), kind), np.ones(len(texts), np.bool_)

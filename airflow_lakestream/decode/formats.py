@@ -1,6 +1,6 @@
 """Settings of keys and values, the decoder of a table's payload columns, and the columns of a new table.
 
-The differences between formats are in `decode.known_formats`.
+The rows of `decode.known_formats` have the differences between formats.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _checked(argument: str, check: Callable[[Any], object], value: object) -> No
 class PayloadFormats(PayloadSettings):
     """Formats of keys and values, checked for contradictions. Raises InvalidArgument on construction.
 
-    The subclass for mirrors, `cdc.events.decoder`, overrides properties and methods: some arguments are for the
-    subclass only.
+    The subclass for mirrors, `cdc.events.decoder`, overrides properties and methods; some of their arguments are for
+    the subclass only.
     """
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class PayloadFormats(PayloadSettings):
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
 
     def _check_unavailable(self) -> None:
-        """Refuse invalid settings for unavailable values, and changed ones without Debezium's envelope."""
+        """Refuse invalid settings for values that Debezium leaves out, and settings without Debezium's envelope."""
         octets_of(self.unavailable_placeholder)
         choose(UnavailableValues, "unavailable_values", self.unavailable_values)
         for name in ("unavailable_placeholder", "unavailable_values"):
@@ -99,7 +99,7 @@ class PayloadFormats(PayloadSettings):
                 raise InvalidArgument(name, 'goes with envelope="debezium".', "Leave it out.")
 
     def _check_schemas(self) -> None:
-        # Refuses arguments of other formats, and formats that need a registry without one.
+        """Refuse arguments of other formats, and a missing registry for a format that needs a registry."""
         for format_name, row in FORMATS.items():
             for argument, check in row.options.items():
                 value = getattr(self, argument)
@@ -109,8 +109,8 @@ class PayloadFormats(PayloadSettings):
                     problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
                     raise InvalidArgument(argument, problem, "Leave it out.")
         for argument, name in (("format", self.format), ("key_format", self.key_format)):
-            given = self.writer_schemas if argument == "format" else ()
-            if name is not None and FORMATS[name].needs_id and self.registry is None and not given:
+            schemas = self.writer_schemas if argument == "format" else ()
+            if name is not None and FORMATS[name].needs_id and self.registry is None and not schemas:
                 raise InvalidArgument(
                     "schema_registry",
                     f"{argument}={name!r} needs one: each record names its schema by an id of the registry.",
@@ -119,7 +119,7 @@ class PayloadFormats(PayloadSettings):
 
     @property
     def format_row(self) -> FormatRow:
-        """Properties of the values' format."""
+        """The row of the values' format."""
         return FORMATS[self.format]
 
     @property
@@ -129,28 +129,30 @@ class PayloadFormats(PayloadSettings):
 
     @property
     def named_sides(self) -> tuple[str, ...]:
-        """Sides (key, value) with schemas from a registry, named by the records."""
+        """The sides of a record ("key", "value") with schemas from a registry."""
         formats = {KEY: self.key_format, VALUE: self.format}
         return tuple(side for side, name in formats.items() if uses_registry(name))
 
     @property
     def further_settings(self) -> tuple[str, ...]:
-        """Settings with an effect on the rows that differ from the defaults, as text."""
+        """Settings with an effect on the rows that differ from their defaults, as text."""
         own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
-        names = (*own, *self.format_row.options)
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
+        names = [
+            name for name in (*own, *self.format_row.options) if getattr(self, name) != getattr(PayloadSettings, name)
+        ]
+        changed = {name: getattr(self, name) for name in names}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
         times = {f"schema.{'.'.join(path)}": source for path, source in self.times}
-        return tuple(f"{name}={value}" for name, value in (given | renamed | times).items())
+        return tuple(f"{name}={value}" for name, value in (changed | renamed | times).items())
 
     @property
     def parts(self) -> frozenset[RecordPart]:
-        """The parts of records that decoding reads; schemas of the registry may be named in headers."""
+        """The parts of records that decoding reads; headers, too, since they may name a schema of the registry."""
         has_key = self.key_format is not None or "key" in self.format_row.fixed_columns.names
         return frozenset(compress((RecordPart.KEY, RecordPart.HEADERS), (has_key, self.named_sides)))
 
     def remedy(self, reason: str) -> str:
-        """Return advice for a run ended by a bad record; `reason` is for subclasses."""
+        """Return the remedy for a run that a bad record ended; `reason` is for the subclass."""
         return (
             'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such '
             "records in a table of their own and lands the others."
@@ -158,7 +160,7 @@ class PayloadFormats(PayloadSettings):
 
     @property
     def gets_columns(self) -> bool:
-        """Whether each field of the row gets a column, even with "ignore"; true for a mirror."""
+        """Whether each field of the row gets a column, even with unknown_fields="ignore"; true for a mirror."""
         return False
 
     @property
@@ -173,16 +175,17 @@ class PayloadFormats(PayloadSettings):
         ]
 
     def field_of(self, column: str) -> str:
-        """Return the name in records of the field for a column of the row."""
-        return self.naming.source(next((old for old, new in self.renamed if new == column), column))
+        """Return the name that a column's field has in records."""
+        field = next((old for old, new in self.renamed if new == column), column)
+        return self.naming.source(field)
 
     @property
     def place_column(self) -> str | None:
-        """Column with a record's log position in the source, or None; a mirror has one."""
+        """The column with an event's log position in its database, or None; only a mirror has the column."""
         return None
 
     def schema_of(self, format_name: str, value: bytes) -> SchemaText | None:
-        """Return the schema named by the first bytes of a value, or None for an unknown schema."""
+        """Return the schema that the first bytes of a value name, or None for an unknown schema."""
         return self.finder.by_head(format_name, value)
 
     def defines_columns(self, first: RawBatch) -> bool:
@@ -229,31 +232,31 @@ class PayloadFormats(PayloadSettings):
             return self.new_names.columns(self.format_row.fixed_columns)
         if self.format_row.kind is None or self.registry is None:
             return None
-        found = self.finder.foreseen(self.format, topic)
-        return None if found is None else self._with_rescued(self._columns_of(found))
+        schema = self.finder.foreseen(self.format, topic)
+        return None if schema is None else self._with_rescued(self._columns_of(schema))
 
     def newest_columns(self, topic: str, held: pa.Schema) -> pa.Schema | None:
         """Return the columns of the values by the registry's newest schema for the topic, or None without a schema.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
 
-        :param held: the table's columns; a field with a column under another of its names gets no second column.
+        :param held: the table's columns; a field with a column under an alternative name gets no second column.
         """
         if self.format_row.kind is None or self.registry is None:
             return None
-        found = self.finder.newest(self.format, topic, "value")
-        if found is None:
+        schema = self.finder.newest(self.format, topic, "value")
+        if schema is None:
             return None
-        columns = self._columns_of(found)
+        columns = self._columns_of(schema)
         if self.envelope is not None or self.format_row.held_names is None:
             return columns
         versions = versions_of(self.registry_client, topic, self.format_row.kind)
-        return self.format_row.held_names(found, versions, columns, held)
+        return self.format_row.held_names(schema, versions, columns, held)
 
     def prepare(self, topic: str) -> None:
-        """Load the schemas for decoding the topic into a cache, so that all child processes forked later have them.
+        """Load a topic's newest Protobuf schemas into a cache, so that child processes need not compile them again.
 
-        Only Protobuf's schemas, as compiling takes 0.1 s each. Errors are only logged: decoding raises them again.
+        Compiling takes 0.1 s for each. Errors are only logged: decoding raises them again.
         """
         if self.registry is None:
             return
@@ -275,7 +278,7 @@ class PayloadFormats(PayloadSettings):
             )
 
     def check_names(self) -> None:
-        """Refuse new names unfit for columns, and all new names if fields have no names. Raises InvalidArgument."""
+        """Refuse invalid rename_columns, and any rename_columns if fields have no names. Raises InvalidArgument."""
         if self.renamed and self.format_row.positional:
             problem = f"with format={self.format!r} fields have no names: the columns have the names in schema."
             raise InvalidArgument("rename_columns", problem, "Leave it out.")
@@ -300,7 +303,8 @@ class PayloadFormats(PayloadSettings):
         """Return the columns of a new table for values, from the format, the registry or the first records."""
         if len(self.format_row.fixed_columns):
             # Decoded keys have a column of their own.
-            fixed = [one for one in self.format_row.fixed_columns if self.key_format is None or one.name != "key"]
+            columns = self.format_row.fixed_columns
+            fixed = [column for column in columns if self.key_format is None or column.name != "key"]
             return self.new_names.columns(pa.schema(fixed))
         if self.format_row.first_columns is None:
             return self._columns_of(self.finder.find(self.format, first.topic, "value", first.values))
@@ -318,11 +322,11 @@ class PayloadFormats(PayloadSettings):
             ValuePlaceholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values)
         )
 
-    def _columns_of(self, found: SchemaText) -> pa.Schema:
-        return self.row_columns(self.format_row.columns_of(found))
+    def _columns_of(self, schema: SchemaText) -> pa.Schema:
+        return self.row_columns(self.format_row.columns_of(schema))
 
     def row_columns(self, columns: pa.Schema) -> pa.Schema:
-        """Return the columns of the rows made of values with these columns."""
+        """Return the columns of the rows for values with these columns, after flattening and renaming."""
         if self.envelope != ValueEnvelope.DEBEZIUM:
             return self.new_names.columns(columns)
         return self.new_names.columns(flattened(columns, self.unavailable_values == UnavailableValues.NULL))
@@ -345,7 +349,7 @@ class PayloadFormats(PayloadSettings):
         return self.format_row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> ColumnDecoder:
-        """Return the decoder of events, for which further members of an event are not unknown fields."""
+        """Return the decoder of change events; members without a column are not unknown fields."""
         if self.format_row.events is not None:
             return self.format_row.events(self, schema)
         if self.unknown_fields == UnknownFields.IGNORE:

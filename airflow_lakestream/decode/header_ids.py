@@ -1,7 +1,7 @@
-"""Schemas named by headers: Confluent's serializers can put a schema's GUID into a header, with a bare key or value.
+"""Bare keys and values: Confluent's serializers can put a schema's GUID into a header instead of the key or value.
 
-These headers are not read. A bare key or value is not decoded by first bytes that look like an id, nor is a registry
-asked for that id: the result could be a plausible wrong row.
+These headers are not read. A bare key or value is not decoded even if its first bytes look like an id, nor is a
+registry asked for the id: the result could be a plausible wrong row.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SERIALIZER = "io.confluent.kafka.serializers.schema.id.PrefixSchemaIdSerializer
 
 
 def named_by_header(side: str, format_name: str | None = None) -> str:
-    """Return the problem of a key or a value with the schema in a header, and the remedy."""
-    instead = ', or set format="json", which needs no schema' if format_name == ValueFormat.JSON_SCHEMA else ""
+    """Return the problem of a bare key or value, and the remedy."""
+    alternative = ', or set format="json", which needs no schema' if format_name == ValueFormat.JSON_SCHEMA else ""
     return (
         f"the id of its schema is in the header __{side}_schema_id, which is not read, and not in the {side}: set "
-        f"{side}.schema.id.serializer={_SERIALIZER} in the producer{instead}"
+        f"{side}.schema.id.serializer={_SERIALIZER} in the producer{alternative}"
     )
 
 
@@ -35,13 +35,13 @@ def bare(batch: RawBatch, side: str) -> list[int]:
 
     :param side: "key" or "value".
     """
-    there = batch.keys if side == KEY else batch.values
-    if batch.headers is None or there is None or batch.headers.null_count == len(batch):
+    payloads = batch.keys if side == KEY else batch.values
+    if batch.headers is None or payloads is None or batch.headers.null_count == len(batch):
         return []
     # Like Confluent's own deserializers: the last header of the name counts, unless it has no value.
-    named = last_header(batch.headers, f"__{side}_schema_id")
-    found = pc.and_(named.is_valid(), there.is_valid()).to_numpy(zero_copy_only=False)
-    places: list[int] = np.flatnonzero(found).tolist()
+    schema_ids = last_header(batch.headers, f"__{side}_schema_id")
+    is_bare = pc.and_(schema_ids.is_valid(), payloads.is_valid()).to_numpy(zero_copy_only=False)
+    places: list[int] = np.flatnonzero(is_bare).tolist()
     return places
 
 
@@ -50,11 +50,13 @@ def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Itera
 
     :param sides: the sides to check, see `bare`.
     """
-    found = {at: f"the key: {named_by_header(KEY)}" for at in (bare(batch, KEY) if KEY in sides else ())}
+    reasons: dict[int, str] = {}
+    if KEY in sides:
+        reasons |= dict.fromkeys(bare(batch, KEY), f"the key: {named_by_header(KEY)}")
     if VALUE in sides:
-        found |= dict.fromkeys(bare(batch, VALUE), named_by_header(VALUE, format_name))
-    for at in sorted(found):
-        yield BadRow(at, found[at])
+        reasons |= dict.fromkeys(bare(batch, VALUE), named_by_header(VALUE, format_name))
+    for place in sorted(reasons):
+        yield BadRow(place, reasons[place])
 
 
 def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> RawBatch:
@@ -64,4 +66,4 @@ def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> R
         argument = "key_format" if bad[0].reason.startswith("the key: ") else "format"
         problem = f"no record of the first {len(batch)} can be decoded. Of the first one: {bad[0].reason}."
         raise InvalidArgument(argument, problem)
-    return pick(batch, all_but(len(batch), [one.index for one in bad])) if bad else batch
+    return pick(batch, all_but(len(batch), [row.index for row in bad])) if bad else batch

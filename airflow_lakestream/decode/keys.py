@@ -1,4 +1,4 @@
-"""Decoded keys: a column `_key` next to the value's columns, of the key's own type; a struct for records."""
+"""Decoded keys, in a column `_key` next to the value's columns; a key that is a record becomes a struct."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class KeyedDecoder:
 
 
 def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
-    found = {row.index: BadRow(row.index, f"the key: {row.reason}", row.schema_id) for row in keys}
-    # Of two reasons the value's counts: it has the schema id that a replay looks for.
-    found.update((row.index, row) for row in values)
-    return [found[index] for index in sorted(found)]
+    bad = {row.index: BadRow(row.index, f"the key: {row.reason}", row.schema_id) for row in keys}
+    # If both are bad, the value's reason counts: it has the schema id that a replay looks for.
+    bad.update((row.index, row) for row in values)
+    return [bad[index] for index in sorted(bad)]
 
 
 class BytesKeyDecoder:
@@ -93,9 +93,9 @@ class BytesKeyDecoder:
         try:
             column = keys.cast(field.type)
         except pa.ArrowInvalid:
-            wrong = [leaves.not_utf8(key) for key in keys.to_pylist()]
-            bad |= dict.fromkeys(np.flatnonzero(wrong).tolist(), f"{KEY_COLUMN}: invalid UTF-8")
-            column = without(keys, np.array(wrong)).cast(field.type)
+            is_invalid = np.array([leaves.not_utf8(key) for key in keys.to_pylist()])
+            bad |= dict.fromkeys(np.flatnonzero(is_invalid).tolist(), f"{KEY_COLUMN}: invalid UTF-8")
+            column = without(keys, is_invalid).cast(field.type)
         return DecoderResult.without(bad, [column], self.schema)
 
 
@@ -123,28 +123,29 @@ class RecordKeyDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         field = self.schema.field(0)
-        there = batch.values.is_valid().to_numpy(zero_copy_only=False)
-        places = np.flatnonzero(there)
-        values = batch.values.filter(pa.array(there))
+        has_key = batch.values.is_valid().to_numpy(zero_copy_only=False)
+        places = np.flatnonzero(has_key)
+        values = batch.values.filter(pa.array(has_key))
         inner = RawBatch(batch.topic, batch.partition, places.tolist(), [-1] * len(places), values)
         decoded = self._records.decode(inner)
         bad = {int(places[row.index]): row.reason for row in decoded.bad}
         ids = {int(places[row.index]): row.schema_id for row in decoded.bad}
         if not field.nullable:
-            bad |= dict.fromkeys(np.flatnonzero(~there).tolist(), _NULL)
+            bad |= dict.fromkeys(np.flatnonzero(~has_key).tolist(), _NULL)
         columns = [one_array(column) for column in decoded.rows.columns]
         structs = pa.StructArray.from_arrays(columns, fields=list(field.type))
         good = good_mask(len(batch), bad)
-        number = np.cumsum(there & good) - 1
-        column = structs.take(pa.array(number[good], mask=~there[good]))
+        # The number of each good key among the decoded keys; null for a record without a key.
+        numbers = np.cumsum(has_key & good) - 1
+        column = structs.take(pa.array(numbers[good], mask=~has_key[good]))
         rows = [BadRow(index, bad[index], ids.get(index)) for index in sorted(bad)]
         return DecoderResult(pa.Table.from_arrays([column], schema=self.schema), rows)
 
 
 class JsonKeyDecoder:
-    """Decoder of keys with a single JSON value, passed as values: a string, a number, an array.
+    """Decoder of keys with any JSON value, such as a string, a number or an array, passed as values.
 
-    :param wrapped: keys may contain their schema, as Kafka Connect writes it.
+    :param wrapped: whether keys may contain their schema, in Kafka Connect's form.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -160,15 +161,15 @@ class JsonKeyDecoder:
 
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
-        field, found, bad = self.schema.field(0), [], {}
+        field, decoded, bad = self.schema.field(0), [], {}
         for index, key in enumerate(batch.values.to_pylist()):
             try:
                 document = None if key is None else parse_document(key)
                 if self._wrapped and isinstance(document, dict) and set(document) == {"schema", "payload"}:
                     document = document["payload"]
-                found.append(self._coerce(document))
+                decoded.append(self._coerce(document))
             except Misfit as misfit:
                 bad[index] = misfit.inside(KEY_COLUMN).reason
-        column = pa.array(found, leaves.plain(field.type)).cast(field.type)
+        column = pa.array(decoded, leaves.plain(field.type)).cast(field.type)
         rows = [BadRow(index, reason) for index, reason in bad.items()]
         return DecoderResult(pa.Table.from_arrays([column], schema=self.schema), rows)

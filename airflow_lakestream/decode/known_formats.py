@@ -47,18 +47,18 @@ from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient,
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.schema.types import Path
 
-# Formats whose numbers are text: a number may have a fraction, even in an integer column.
-_WRITTEN = (ValueFormat.JSON, ValueFormat.JSON_SCHEMA, ValueFormat.CSV, KeyFormat.STRING)
+# Formats whose numbers are text, so that any number may have a fraction.
+_TEXT_NUMBERS = (ValueFormat.JSON, ValueFormat.JSON_SCHEMA, ValueFormat.CSV, KeyFormat.STRING)
 
 
 @dataclass(frozen=True)
 class PayloadSettings:
-    """Settings of keys and values by the user; `decode.formats.PayloadFormats` checks the combination.
+    """Settings of keys and values; `decode.formats.PayloadFormats` checks the combination.
 
     :param format: of the values, see `core.policies.ValueFormat`.
     :param key_format: of the keys, see `core.policies.KeyFormat`; None leaves keys undecoded.
     :param envelope: the envelope of the row in a value, see `core.policies.ValueEnvelope`.
-    :param registry: the registry of schemas, for the formats that need one.
+    :param registry: the registry of schemas, for the formats that need a registry.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: characters that the table allows in no name of a column.
     :param taken_columns: names that the table's readers reserve.
@@ -70,8 +70,8 @@ class PayloadSettings:
     :param csv_delimiter: the text between the fields of CSV.
     :param unavailable_placeholder: the `unavailable.value.placeholder` of Debezium's connector.
     :param unavailable_values: policy for events that leave a value out, see `core.policies.UnavailableValues`.
-    :param decided: for one of several workers: whether all columns for unknown fields exist. None: this
-        process decides on them by itself.
+    :param decided: for one of several workers: whether all columns for unknown fields exist. None: this process adds
+        such columns by itself.
     """
 
     format: str = ValueFormat.JSON
@@ -94,10 +94,7 @@ class PayloadSettings:
 
     @property
     def name_rules(self) -> NameRules:
-        """Rules for names of fields as columns.
-
-        With "evolve", a record with a field of a refused name is bad, but does not end the run.
-        """
+        """Rules for the names of fields that become columns."""
         reserved = {KEY_COLUMN} if self.key_format is not None else set()
         if self.unknown_fields == UnknownFields.RESCUE:
             reserved.add(RESCUED)
@@ -105,7 +102,7 @@ class PayloadSettings:
         if self.unknown_fields in (UnknownFields.RESCUE, UnknownFields.EVOLVE):
             reserved.update(new.lower() for _, new in self.renamed)
         else:
-            # A field without a column would be lost: a new table that would get such a column is refused.
+            # A field of a taken name gets a column, which the table then refuses: without a column it would be lost.
             taken = frozenset()
         return NameRules(frozenset(reserved), self.refused_characters, taken, renamed, self.finer)
 
@@ -120,16 +117,13 @@ class PayloadSettings:
         return TimeColumns(self.times, self.finer)
 
     def fields(self, columns: pa.Schema) -> pa.Schema:
-        """Return the fields of records for the table's columns. Raises InvalidArgument for a column without a field."""
+        """Return the records' fields for the table's columns. Raises InvalidArgument for a column without a field."""
         return self.new_names.fields(self.timed.fields(columns, self._number))
 
     def _number(self, path: Path) -> pa.DataType:
-        """Return the type for decoding the number that a time is made of.
-
-        The type has a fraction if the format writes numbers as text.
-        """
+        """Return the type for a number that becomes a time; with a fraction if the format has text numbers."""
         name = self.key_format if self.key_format is not None and path[0] == KEY_COLUMN else self.format
-        return EXACT if self.envelope is None and name in _WRITTEN else pa.int64()
+        return EXACT if self.envelope is None and name in _TEXT_NUMBERS else pa.int64()
 
     @property
     def is_event(self) -> bool:
@@ -147,11 +141,7 @@ class PayloadSettings:
         return None if self.registry is None else RegistryClient(self.registry)
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
-        """Return the decoder of plain JSON for these columns.
-
-        With "evolve", fields without a column get columns: by this process, or, if `decided` is set, by another
-        process.
-        """
+        """Return the decoder of plain JSON for these columns; see `decided` for "evolve"."""
         if unknown_fields == UnknownFields.EVOLVE and self.decided is not None:
             return SharedJsonDecoder(schema, self.name_rules, decided=self.decided)
         if unknown_fields == UnknownFields.EVOLVE:
@@ -161,18 +151,18 @@ class PayloadSettings:
         return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
     def grown(self, schema: pa.Schema, found: Iterable[MissingFields]) -> pa.Schema:
-        """Return the columns, plus columns for the fields found by workers, as far as the rules for names allow."""
-        lacking = MissingFields()
-        for one in found:
-            lacking.unite(one)
-        grown = grow_by(self.fields(schema), lacking, self.name_rules).schema
+        """Return the columns, plus columns for the fields that workers found, as far as the rules for names allow."""
+        missing = MissingFields()
+        for of_worker in found:
+            missing.unite(of_worker)
+        grown = grow_by(self.fields(schema), missing, self.name_rules).schema
         return self.timed.columns(self.new_names.columns(grown))
 
     def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of keys that are records, for the records' columns."""
         assert self.key_format is not None
         row = FORMATS[self.key_format]
-        # Debezium's keys are plain records, in Connect's wrapping.
+        # Debezium's keys are no change events, but records with or without Connect's wrapper.
         wrapped = self.envelope is not None and ValueEnvelope.CONNECT in row.envelopes
         keys = PayloadSettings(
             self.key_format,
@@ -187,38 +177,38 @@ def _record_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
     return RecordKeyDecoder(schema, payload.key_records)
 
 
-def _nothing(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
-    raise AssertionError("it is a format of keys only")
+def _keys_only(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
+    raise AssertionError("the format is for keys only")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormatRow:
-    """Properties of a format. Callables get the payload's settings.
+    """Properties of a format.
 
     :param decoder: returns the decoder of values, for columns.
-    :param events: returns the decoder of change events, for which further members of an event are not unknown fields.
-        None: `decoder` is used, with columns for the further members.
+    :param events: returns the decoder of change events, for which members without a column are not unknown fields.
+        None: `decoder` is used, with columns for these members.
     :param key_decoder: returns the decoder of keys, for the single column of keys.
     :param first_columns: returns the columns of a new table by the first records; None if they can't define columns.
-    :param fixed_columns: the columns of a new table if always the same, else empty.
+    :param fixed_columns: the columns of a new table if they are always the same, else empty.
     :param first_key: returns the type of the keys' column by the first keys; None if they can't define a type.
     :param kind: the registry's type of the format's schemas; None: the format needs no registry.
     :param schema_columns: returns the columns of a new table by a registry's schema.
     :param schema_key: returns the type of the keys' column by a registry's schema; by default a struct of the columns.
-    :param held_names: returns a schema's columns under the names that the table has for the same fields; all versions
-        of the schema show which fields are the same.
-    :param messages: returns the number of kinds of records in a registry's schema (with nested kinds, if asked);
-        counting takes 0.1 s the first time. None: always one.
+    :param held_names: returns a schema's columns under the names that the table has for the same fields, given all
+        versions of the schema and the table's columns.
+    :param messages: returns the number of kinds of records in a registry's schema, with nested kinds if the second
+        argument is true; counting takes 0.1 s the first time. None: always a single kind.
     :param needs_id: each record names its schema by an id, and can't be read without the schema.
     :param options: arguments of this format alone, with the checks that refuse values.
     :param keeps_unknown: fields without a column can be rescued, or become columns.
     :param envelopes: the possible envelopes of the row.
     :param is_text: SQL may read its records undecoded.
-    :param positional: fields have no names; their order is the order of the user's columns.
+    :param positional: fields have no names, but the order of the user's columns.
     :param modules: additional modules for decoding, with the distributions to install for them.
     """
 
-    decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _nothing
+    decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _keys_only
     events: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] | None = None
     key_decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _record_key
     first_columns: Callable[[PayloadSettings, RawBatch], pa.Schema] | None = None
@@ -237,22 +227,22 @@ class FormatRow:
     positional: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
-    def columns_of(self, found: SchemaText) -> pa.Schema:
+    def columns_of(self, schema: SchemaText) -> pa.Schema:
         """Return the columns of a table for records of a registry's schema. Raises SchemaRefused."""
         assert self.schema_columns is not None, "a registry has schemas for this format"
-        return self.schema_columns(found)
+        return self.schema_columns(schema)
 
-    def key_type_of(self, found: SchemaText) -> pa.DataType:
+    def key_type_of(self, schema: SchemaText) -> pa.DataType:
         """Return the type of the column for keys of a registry's schema. Raises SchemaRefused."""
-        return pa.struct(list(self.columns_of(found))) if self.schema_key is None else self.schema_key(found)
+        return pa.struct(list(self.columns_of(schema))) if self.schema_key is None else self.schema_key(schema)
 
 
 def _json(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
     if payload.envelope is None:
         return payload.documents(schema, payload.unknown_fields)
     policy = OutOfRange(payload.out_of_range)
-    given = payload.unknown_fields, policy, payload.documents, payload.is_event, payload.finer
-    return ConnectJsonDecoder(schema, *given)
+    settings = payload.unknown_fields, policy, payload.documents, payload.is_event, payload.finer
+    return ConnectJsonDecoder(schema, *settings)
 
 
 def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
@@ -272,8 +262,8 @@ def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
 
 
 def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> ColumnDecoder:
-    given = payload.unknown_fields, payload.registry_client, payload.finer, payload.writer_schemas
-    return AvroDecoder(schema, *given, ignored=ignored)
+    settings = payload.unknown_fields, payload.registry_client, payload.finer, payload.writer_schemas
+    return AvroDecoder(schema, *settings, ignored=ignored)
 
 
 def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
@@ -293,15 +283,15 @@ FORMATS: Mapping[str, FormatRow] = {
     ValueFormat.JSON_SCHEMA: FormatRow(
         decoder=lambda payload, schema:
             json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
-        kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
+        kind="JSON", schema_columns=lambda schema: json_schema.arrow_schema(schema.text, schema.references),
         keeps_unknown=True, envelopes=(ValueEnvelope.DEBEZIUM,),
     ),
     ValueFormat.AVRO: FormatRow(
         decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
         key_decoder=lambda payload, schema:
-            AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, to_end=True),
-        kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
-        schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
+            AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, is_whole=True),
+        kind=AvroDecoder.kind, schema_columns=lambda schema: avro_schema.arrow_schema(schema.text, schema.texts),
+        schema_key=lambda schema: avro_schema.arrow_field(KEY_COLUMN, schema.text, schema.texts).type,
         held_names=held_names_of_avro,
         needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(ValueEnvelope.DEBEZIUM,),
     ),
@@ -314,9 +304,9 @@ FORMATS: Mapping[str, FormatRow] = {
         decoder=lambda payload, schema:
             ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client, payload.finer),
         kind=ProtobufDecoder.kind, needs_id=True,
-        schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
+        schema_columns=lambda schema: protobuf_schema.arrow_schema(schema.text, schema.references, schema.message),
         held_names=held_names_of_protobuf,
-        messages=lambda found, nested: protobuf_schema.messages_in(found.text, found.references, nested=nested),
+        messages=lambda schema, nested: protobuf_schema.messages_in(schema.text, schema.references, nested=nested),
         modules={"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"},
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Columns from the record itself: metadata columns of each row, and the values for the name of the row's table."""
+"""Values from the record itself: metadata columns of each row, and routes, which name the table of each row."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ NO_TIMESTAMP = -1
 def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> pa.Schema:
     """Return the metadata columns of these names, in this order.
 
-    Raises UnknownValue for an unknown name, InvalidArgument for a name given twice or for a column that `payload` has,
-    too.
+    Raises UnknownValue for an unknown name, InvalidArgument for a repeated name or a column that `payload` has, too.
     """
     fields = []
     for name in names:
@@ -73,21 +72,21 @@ def _offset(batch: RawBatch) -> pa.Array:
 
 def _integers(values: Sequence[int]) -> pa.Array:
     if isinstance(values, range) and len(values):
-        # A running sum makes the numbers without a Python object for each.
+        # A cumulative sum needs no Python object for each number.
         steps = pa.repeat(pa.scalar(values.step, pa.int64()), len(values))
         return pc.cumulative_sum(steps, start=pa.scalar(values.start - values.step, pa.int64()))
-    # Through an array of machine integers: Arrow takes five times as long over Python's own.
+    # An array of machine integers first: Arrow takes five times as long for Python's own integers.
     numbers = values if isinstance(values, array) else array("q", values)
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def bad_timestamps(batch: RawBatch) -> list[BadRow]:
-    """Return the records with timestamps outside a column's range as bad rows: producers may write any 64 bits."""
+    """Return the records with timestamps outside a column's range, since producers may write any 64 bits."""
     millis = np.asarray(batch.timestamps, np.int64)
     if not len(millis) or MIN_MILLIS <= millis.min() <= millis.max() <= MAX_MILLIS:
         return []
-    wrong = np.flatnonzero((millis < MIN_MILLIS) | (millis > MAX_MILLIS))
-    return [BadRow(int(at), f"the record's timestamp {millis[at]} ms is out of range") for at in wrong]
+    places = np.flatnonzero((millis < MIN_MILLIS) | (millis > MAX_MILLIS))
+    return [BadRow(int(place), f"the record's timestamp {millis[place]} ms is out of range") for place in places]
 
 
 def _timestamp(batch: RawBatch) -> pa.Array:
@@ -103,11 +102,11 @@ def _read(part: RecordPart, batch: RawBatch) -> pa.Array:
 
 
 def last_header(headers: pa.Array, name: str) -> pa.Array:
-    """Return the value of each record's last header of a name, like Kafka's lastHeader(), else null."""
+    """Return the value of each record's last header of a name, like Kafka's lastHeader(), or null."""
     pairs = pc.list_flatten(headers)
     owners = pc.list_parent_indices(headers).to_numpy()
     named = np.flatnonzero(pc.equal(pairs.field("key"), name))
-    # For a record with several such headers, the last assignment counts.
+    # If a record has several such headers, the last of these assignments stays.
     places = np.full(len(headers), -1, np.int64)
     places[owners[named]] = named
     return pairs.field("value").take(pa.array(places, mask=places < 0))
@@ -128,17 +127,14 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
 PART_FIELDS = {part: _COLUMNS[part.name.lower()][0] for part in RecordPart}
 
 
-# From routes and the rows' columns to the reasons against some of the routes.
+# Returns the reasons against some of the given routes, by route; the second argument is the rows' schema.
 Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
 _PARTS = {PlaceholderOrigin.KEY: RecordPart.KEY, PlaceholderOrigin.HEADER: RecordPart.HEADERS}
 
 
 @dataclass(frozen=True)
 class RecordRouter:
-    """Finder of routes: a route is a record's values for the placeholders in the template of the table's name.
-
-    `refusals` gets each route of a batch once, and returns the reasons against some of the routes.
-    """
+    """Finder of routes: a route is a record's values for the placeholders in the template of the table's name."""
 
     template: TableTemplate
     refusals: Refusals
@@ -181,7 +177,7 @@ class RecordRouter:
         problems = {route: problem for route in routes if (problem := self._problem(route)) is not None}
         problems |= self.refusals([route for route in routes if route not in problems], rows.schema)
         if problems:
-            # For all rows at once: producers can invent a route for each record.
+            # All rows at once, since there may be a route for each record.
             refused = pa.array([route in problems for route in routes]).take(encoded.indices)
             for index in np.flatnonzero(refused.fill_null(False)):
                 bad.setdefault(int(index), problems[routes[encoded.indices[int(index)].as_py()]])
@@ -189,7 +185,7 @@ class RecordRouter:
         return encoded, [BadRow(index, bad[index]) for index in sorted(bad)]
 
     def _problem(self, route: str) -> str | None:
-        # Returns the reason against a route, or None. The separator is a control character that no name may have.
+        """Return the reason against a route, or None. No name may have the separator, a control character."""
         values = route.split(SEPARATOR)
         try:
             if len(values) != len(self.template.by_record):
@@ -201,24 +197,21 @@ class RecordRouter:
         return None
 
     def _values(self, placeholder: NamePlaceholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
-        """Return the values for a placeholder as texts, null for a record without a value; `bad` gets the reasons."""
+        """Return the values for a placeholder as texts; null, with a reason in `bad`, for a record without a value."""
         if placeholder.origin is PlaceholderOrigin.FIELD:
             values = rows[placeholder.name].combine_chunks().cast(pa.string())
-            # A column of text takes documents as their text.
-            nested = pc.match_substring_regex(values, r"^\s*[\[{]")
-            for index in np.flatnonzero(nested.fill_null(False)):
+            # A column of text may have the text of an object or array.
+            is_nested = pc.match_substring_regex(values, r"^\s*[\[{]")
+            for index in np.flatnonzero(is_nested.fill_null(False)):
                 text = quoted(values[int(index)].as_py())
                 bad.setdefault(int(index), f"its {placeholder} is {text}, not a single value")
-            values = pc.if_else(nested, pa.scalar(None, pa.string()), values)
+            values = pc.if_else(is_nested, pa.scalar(None, pa.string()), values)
         else:
-            raw = batch.keys if placeholder.origin is PlaceholderOrigin.KEY else batch.headers
+            is_key = placeholder.origin is PlaceholderOrigin.KEY
+            raw = batch.keys if is_key else batch.headers
             if raw is None:
-                raise AssertionError(f"the records were read without what {placeholder} routes by")
-            values = _text(
-                raw if placeholder.origin is PlaceholderOrigin.KEY else last_header(raw, placeholder.name),
-                placeholder,
-                bad,
-            )
+                raise AssertionError(f"the records were read without {'keys' if is_key else 'headers'}")
+            values = _text(raw if is_key else last_header(raw, placeholder.name), placeholder, bad)
         for index in np.flatnonzero(values.is_null()):
             bad.setdefault(int(index), f"it has no {placeholder} to route by")
         return values
@@ -239,7 +232,7 @@ def _names_tables(kind: pa.DataType) -> bool:
 
 
 def _text(raw: pa.Array, placeholder: NamePlaceholder, bad: dict[int, str]) -> pa.Array:
-    # Returns the bytes as text, null for invalid UTF-8; `bad` gets the reasons.
+    """Return bytes as text; null, with the reason in `bad`, for invalid UTF-8."""
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

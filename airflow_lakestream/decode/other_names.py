@@ -28,7 +28,7 @@ from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefuse
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegisteredSchema, SchemaText
 
-# Only the newest versions of a Protobuf schema are used: each takes 0.1 s to compile the first time.
+# The newest versions of a Protobuf schema that are used: each takes 0.1 s to compile the first time.
 _MOST_COMPILED = 32
 
 
@@ -39,9 +39,9 @@ class OtherNames:
         self._groups: dict[Any, set[str]] = {}
 
     def join(self, key: Any, names: Iterable[str]) -> None:
-        """Note names of the same field or type; groups with one of these names become one group.
+        """Add names of the same field or type; groups with one of these names become one group.
 
-        :param key: the owner of the names: the record's name with the field's mark, or "type" for names of types.
+        :param key: the record's name with the field's identity (see `identity_of`), or "type" for names of types.
         """
         joined = set(names)
         for name in list(joined):
@@ -55,11 +55,11 @@ class OtherNames:
 
 
 class FieldNaming:
-    """Finder of a field's column, by the field's name or else by an alternative name.
+    """Finder of a field's column, by the field's name, or by an alternative name if no column has the field's name.
 
-    :ivar may_lack_names: whether further versions of the schema may have a name that is missing here: a column has no
-        field and a field has no column, or a union's branch has no column.
-    :ivar found: the columns with other names, by the paths of the fields.
+    :ivar may_lack_names: whether further versions of the schema may have a missing name: a column has no field and a
+        field has no column, or a union's branch has no column.
+    :ivar found: the columns found by an alternative name, by path of the field.
     """
 
     def __init__(self, names: OtherNames) -> None:
@@ -72,20 +72,20 @@ class FieldNaming:
     ) -> dict[str, int]:
         """Return the positions of the fields' columns, by field name; fields without a column are missing.
 
-        A column with a field of its own name is not given to another field. Updates `may_lack_names` and `found`.
+        A column that has a field's name belongs to this field. Updates `may_lack_names` and `found`.
 
         :param record: the name of the fields' record.
-        :param fields: names of fields, each with the mark that distinguishes the field from others of the record, or
-            None.
+        :param fields: names of the record's fields, each with the field's identity, or None in Avro.
         """
-        written = {name for name, _ in fields}
-        places = {name: place for place, name in enumerate(columns) if name in written}
-        free = {name: place for place, name in enumerate(columns) if name not in written}
+        field_names = {name for name, _ in fields}
+        places = {name: place for place, name in enumerate(columns) if name in field_names}
+        free = {name: place for place, name in enumerate(columns) if name not in field_names}
         for name, identity in fields:
-            others = [] if name in places else [one for one in free if one in self._names.of((record, identity), name)]
-            if others:
-                places[name] = free.pop(others[0])
-                self.found[f"{path}.{name}" if path else name] = others[0]
+            alternatives = self._names.of((record, identity), name)
+            column = None if name in places else next((column for column in free if column in alternatives), None)
+            if column is not None:
+                places[name] = free.pop(column)
+                self.found[f"{path}.{name}" if path else name] = column
         self.may_lack_names |= bool(free) and len(places) < len(fields)
         return places
 
@@ -95,12 +95,12 @@ class FieldNaming:
 
 
 def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ()) -> OtherNames:
-    """Return the names by the aliases in schemas, and in a registry's versions; invalid versions are skipped."""
+    """Return the names that are aliases in schemas, and in a registry's versions; invalid versions are skipped."""
     names = OtherNames()
-    known = [*nodes, *(node for one in versions if (node := _avro_node(one)) is not None)]
     types: list[_Named] = []
-    for root in known:
-        _add_named(root, types)
+    for root in (*nodes, *map(_avro_node, versions)):
+        if root is not None:
+            _add_named(root, types)
     for node in types:
         names.join("type", (node.name, *node.aliases))
     for record in types:
@@ -112,9 +112,9 @@ def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ())
 
 
 def _avro_node(schema: RegisteredSchema) -> Node | None:
-    """Return a registered schema's tree, or None for an invalid schema."""
+    """Return the parsed form of a registered schema, or None for an invalid schema."""
     try:
-        return parse(schema.text, [needed.text for _, needed in schema.all_references()])
+        return parse(schema.text, [reference.text for _, reference in schema.all_references()])
     except SchemaRefused:
         return None
 
@@ -122,14 +122,14 @@ def _avro_node(schema: RegisteredSchema) -> Node | None:
 _Named = Record | AvroEnum | AvroFixed
 
 
-def _add_named(node: Node, found: list[_Named]) -> None:
-    """Add all types with a name in a schema to `found`, each once."""
+def _add_named(node: Node, types: list[_Named]) -> None:
+    """Add all types with a name in a schema to `types`, each once."""
     if isinstance(node, _Named):
-        if any(node is known for known in found):
+        if any(node is known for known in types):
             return
-        found.append(node)
+        types.append(node)
     for inner in _inside_avro(node):
-        _add_named(inner, found)
+        _add_named(inner, types)
 
 
 def _inside_avro(node: Node) -> Iterator[Node]:
@@ -142,7 +142,7 @@ def _inside_avro(node: Node) -> Iterator[Node]:
 
 
 def protobuf_names(versions: Sequence[RegisteredSchema]) -> OtherNames:
-    """Return the names by the numbers of fields in the newest of a registry's schemas; invalid schemas are skipped.
+    """Return the names of fields with the same number in the newest versions; invalid versions are skipped.
 
     Raises MissingExtra and CompilerTimedOut, see `compile_proto`.
     """
@@ -152,8 +152,8 @@ def protobuf_names(versions: Sequence[RegisteredSchema]) -> OtherNames:
         for message in _messages(version):
             for field in message.fields:
                 by_number.setdefault((message.full_name, identity_of(field)), set()).add(field.name)
-    for key, found in by_number.items():
-        names.join(key, found)
+    for key, same_field in by_number.items():
+        names.join(key, same_field)
     return names
 
 
@@ -166,21 +166,21 @@ def _messages(version: RegisteredSchema) -> list[Any]:
 
 def proto_of(schema: RegisteredSchema) -> ProtobufSchema:
     """Return a registered schema, compiled. Raises the errors of `compile_proto`."""
-    return compile_proto(schema.text, tuple((name, needed.text) for name, needed in schema.all_references()))
+    return compile_proto(schema.text, tuple((name, reference.text) for name, reference in schema.all_references()))
 
 
 def identity_of(field: Any) -> tuple[Any, ...]:
-    """Return the mark of a field in a Protobuf message: number and type, as numbers may be reused."""
+    """Return the identity of a field in a Protobuf message: number and type, since a number may be reused."""
     inner: Any = None if field.message_type is None else field.message_type.full_name
     if is_map(field):
-        # The compiler makes the name of a map's entries from the name of the field.
+        # The name of a map's entries, which the compiler makes from the field's name, is not part of the identity.
         inner = tuple(map(identity_of, field.message_type.fields))
     return field.number, field.type, bool(field.is_repeated), inner
 
 
 @dataclass(frozen=True)
 class RecordShape:
-    """A record of any format: the fields, each with name, mark, and the type inside."""
+    """A record of Avro or Protobuf: the fields, each with name, identity (or None), and type."""
 
     name: str
     fields: Sequence[tuple[str, Any, Any]]
@@ -189,10 +189,10 @@ class RecordShape:
     def of_avro(cls, node: Node) -> RecordShape | None:
         """Return the shape of the only record in values, perhaps inside lists, maps or unions.
 
-        None if the values have several records or no record inside.
+        None if the values contain several records or no record.
         """
         while not isinstance(node, Record):
-            inside = [one for one in _inside_avro(node) if one.name != "null"]
+            inside = [inner for inner in _inside_avro(node) if inner.name != "null"]
             if len(inside) != 1:
                 return None
             node = inside[0]
@@ -200,7 +200,7 @@ class RecordShape:
 
     @classmethod
     def of_protobuf(cls, descriptor: Any) -> RecordShape | None:
-        """Return the shape of a message, or None for a field without a message; of a map, the shape of its values."""
+        """Return the shape of a message, or of a map's values; None for a field without a message."""
         if descriptor is None:
             return None
         if descriptor.GetOptions().map_entry:
@@ -212,72 +212,73 @@ class RecordShape:
 class HeldNames:
     """Naming of a registry schema's columns by the names that a table has for the same fields.
 
-    :param shape: returns the shape of the record inside a field, or None.
+    :param shape: returns the shape of the record in a field's type, or None.
     """
 
     naming: FieldNaming
     shape: Callable[[Any], RecordShape | None]
 
     def columns(self, columns: Sequence[pa.Field], record: RecordShape, held: Sequence[pa.Field]) -> list[pa.Field]:
-        """Return the record's columns under the names of the table's columns, also inside structs.
+        """Return the record's columns, renamed to the table's names for the same fields, inside structs, too.
 
         A column that the table does not have keeps its name.
 
         :param held: the table's columns.
         """
         fields = [(name, identity) for name, identity, _ in record.fields]
-        places = self.naming.places(record.name, fields, [one.name for one in held], "")
-        found = []
-        for column, (name, _, inside) in zip(columns, record.fields, strict=True):
-            known = held[places[name]] if name in places else None
-            if known is not None:
-                column = column.with_name(known.name).with_type(self._type(column.type, inside, known.type))
-            found.append(column)
-        return found
+        places = self.naming.places(record.name, fields, [column.name for column in held], "")
+        renamed = []
+        for column, (name, _, field_type) in zip(columns, record.fields, strict=True):
+            if name in places:
+                known = held[places[name]]
+                column = column.with_name(known.name).with_type(self._type(column.type, field_type, known.type))
+            renamed.append(column)
+        return renamed
 
-    def _type(self, kind: pa.DataType, inside: Any, held: pa.DataType) -> pa.DataType:
-        # Returns a column's type, with the names of the table's inner fields as far as both have the same form.
+    def _type(self, kind: pa.DataType, field_type: Any, held: pa.DataType) -> pa.DataType:
+        """Return a column's type with the table's names of inner fields, if both types have the same form."""
         if t.is_struct(kind) and t.is_struct(held):
-            shape = self.shape(inside)
-            same = shape is not None and [name for name, *_ in shape.fields] == [one.name for one in kind]
-            return pa.struct(self.columns(list(kind), shape, list(held))) if shape is not None and same else kind
+            shape = self.shape(field_type)
+            if shape is None or [name for name, *_ in shape.fields] != [field.name for field in kind]:
+                return kind
+            return pa.struct(self.columns(list(kind), shape, list(held)))
         if t.is_list(kind) and (t.is_list(held) or t.is_large_list(held)):
-            item = self._type(kind.value_type, inside, held.value_type)
+            item = self._type(kind.value_type, field_type, held.value_type)
             return pa.list_(kind.value_field.with_type(item))
         if t.is_map(kind) and t.is_map(held):
-            item = self._type(kind.item_type, inside, held.item_type)
+            item = self._type(kind.item_type, field_type, held.item_type)
             return pa.map_(kind.key_type, kind.item_field.with_type(item))
         return kind
 
 
 def held_names_of_avro(
-    found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+    schema: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
     """Return the columns of an Avro schema under a table's names for the same fields.
 
-    :param versions: all versions of the schema, for further names.
-    :param columns: the columns of the schema `found`.
+    :param versions: all versions of the schema, for alternative names.
+    :param columns: the columns of the schema.
     :param held: the table's columns.
     """
-    node = parse(found.text, found.texts)
+    node = parse(schema.text, schema.texts)
     record, naming = RecordShape.of_avro(node), FieldNaming(avro_names([node], versions))
-    assert record is not None, "it has columns"
+    assert record is not None, "the schema has columns"
     return pa.schema(HeldNames(naming, RecordShape.of_avro).columns(list(columns), record, list(held)))
 
 
 def held_names_of_protobuf(
-    found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+    schema: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
     """Return the columns of a Protobuf schema under a table's names for the same fields; see `held_names_of_avro`."""
-    message = compile_proto(found.text, found.references).descriptor(found.message)
+    message = compile_proto(schema.text, schema.references).descriptor(schema.message)
     record, naming = RecordShape.of_protobuf(message), FieldNaming(protobuf_names(versions))
-    assert record is not None, "it has columns"
+    assert record is not None, "the schema has columns"
     return pa.schema(HeldNames(naming, RecordShape.of_protobuf).columns(list(columns), record, list(held)))
 
 
 @dataclass(frozen=True)
 class NewNames:
-    """Names of columns by names of the records' fields, as pairs (field, column)."""
+    """New names of columns, as pairs of the field's name in records and the column's name."""
 
     pairs: tuple[tuple[str, str], ...] = ()
 
@@ -292,15 +293,15 @@ class NewNames:
     def columns(self, fields: pa.Schema) -> pa.Schema:
         """Return the columns for fields of records.
 
-        Raises InvalidArgument for two columns with names that differ in case only, or not at all.
+        Raises InvalidArgument if the names of two columns are equal, apart from upper and lower case.
         """
         if not self.pairs:
             return fields
         names = self.of(fields.names)
-        twice = next((name for name, count in Counter(map(str.lower, names)).items() if count > 1), None)
-        if twice is not None:
-            both = [old for old, name in zip(fields.names, names, strict=True) if name.lower() == twice]
-            raise InvalidArgument("rename_columns", f"the fields {both} of records would be one column, {twice!r}.")
+        duplicate = next((name for name, count in Counter(map(str.lower, names)).items() if count > 1), None)
+        if duplicate is not None:
+            both = [old for old, name in zip(fields.names, names, strict=True) if name.lower() == duplicate]
+            raise InvalidArgument("rename_columns", f"the fields {both} of records would be one column, {duplicate!r}.")
         return pa.schema([field.with_name(name) for field, name in zip(fields, names, strict=True)])
 
     def fields(self, columns: pa.Schema) -> pa.Schema:

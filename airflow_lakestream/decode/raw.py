@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import UnknownFields
@@ -46,14 +47,14 @@ class RawDecoder(SchemaDecoder):
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch: invalid text, or a null in a required column.
 
-        Raises InvalidArgument when the schema has keys and the records were read without them.
+        Raises InvalidArgument if the schema has keys and the records were read without keys.
         """
         reasons: dict[int, str] = {}
         columns = [self._column(field, batch, reasons) for field in self.schema]
         return DecoderResult.without(reasons, columns, self.schema)
 
     def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
-        # The value of a row with a reason does not matter: the caller leaves the row out.
+        """Return a column; add the reasons of bad records to `reasons`. The value of a bad record has no meaning."""
         values = batch.values if field.name == "value" else batch.keys
         if values is None:
             raise InvalidArgument("schema", "it has a column key, and the records were read without their keys.")
@@ -63,8 +64,7 @@ class RawDecoder(SchemaDecoder):
         try:
             return values.cast(field.type)
         except pa.ArrowInvalid:
-            texts = [None if leaves.not_utf8(value) else value for value in values.to_pylist()]
-            for index, (text, value) in enumerate(zip(texts, values.to_pylist(), strict=True)):
-                if text is None and value is not None:
-                    reasons.setdefault(index, f"{field.name}: invalid UTF-8")
-            return pa.array(texts, pa.binary()).cast(field.type)
+            is_invalid = np.array([leaves.not_utf8(value) for value in values.to_pylist()])
+            for place in np.flatnonzero(is_invalid).tolist():
+                reasons.setdefault(place, f"{field.name}: invalid UTF-8")
+            return pc.if_else(pa.array(is_invalid), pa.scalar(None, values.type), values).cast(field.type)

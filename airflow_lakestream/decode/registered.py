@@ -1,4 +1,4 @@
-"""Schemas from the registry for a new table, if neither the table nor the user specifies columns."""
+"""Finder of schemas for a new table's columns, in the registry and in `writer_schemas`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from airflow_lakestream.registry.client import RegisteredSchema, RegistryClient,
 
 log = logging.getLogger(__name__)
 
+# The first bytes of Avro's single-object encoding.
 SINGLE_OBJECT = b"\xc3\x01"
-# Number of records of the first batch whose schemas are read.
+# The first records whose schemas are read, and the most ids of schemas that are requested.
 _SAMPLE = 1_000
 _MOST_IDS = 20
 
@@ -35,19 +36,20 @@ class SchemaFinder:
     def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> SchemaText:
         """Return the schema for the columns of a new table.
 
-        Sources, in this order: 1. The schema in `writer_schemas` named by the first records; without a registry, the
-        last of `writer_schemas`. 2. The newest schema of the subject. 3. The schema in the registry named by the first
-        records.
+        The sources, in this order: 1. The schema in `writer_schemas` that the first records name; without a registry,
+        the last of `writer_schemas`. 2. The newest schema of the subject. 3. The schema in the registry that the first
+        records name.
 
         :param side: "key" or "value".
         :param values: the first records' keys or values.
 
-        Raises InvalidArgument without a schema, or if the subject has one of another format; and the registry's errors.
+        Raises InvalidArgument without a schema, or if the subject has a schema of another format; and the registry's
+        errors.
         """
         sample = [value for value in values.slice(0, _SAMPLE).to_pylist() if value]
-        if self.writer_schemas and (given := self._given(sample)):
+        if self.writer_schemas and (text := self._of_writer_schemas(sample)):
             log.info("%s: the columns of the %s come from the schema in writer_schemas.", topic, side)
-            return SchemaText(given)
+            return SchemaText(text)
         kind = FORMATS[format_name].kind
         if self.registry is None or kind is None:
             remedy = "Give the columns as schema." if kind is None else "Set schema_registry, or give them as schema."
@@ -57,12 +59,12 @@ class SchemaFinder:
         if schema is None:
             return self._by_records(self.registry, format_name, subject, sample)
         log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
-        return _found(format_name, schema, sample)
+        return _schema_text(format_name, schema, sample)
 
     def by_head(self, format_name: str, head: bytes) -> SchemaText | None:
-        """Return the schema named by a value's first bytes, or None if unknown or of another format."""
+        """Return the schema that a value's first bytes name, or None if the schema is unknown or of another format."""
         if head.startswith(SINGLE_OBJECT):
-            # Two bytes of a mark, eight bytes of the fingerprint.
+            # The eight bytes behind the mark are the fingerprint.
             text = self._by_fingerprint.get(head[2:10])
             return None if text is None else SchemaText(text)
         if self.registry is None or len(head) < HEADER or head[0]:
@@ -71,30 +73,29 @@ class SchemaFinder:
             schema = self.registry.schema(int.from_bytes(head[1:HEADER], "big"))
         except SchemaNotFound:
             return None
-        return _found(format_name, schema, [head]) if schema.kind == FORMATS[format_name].kind else None
+        return _schema_text(format_name, schema, [head]) if schema.kind == FORMATS[format_name].kind else None
 
     def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> SchemaText | None:
-        """Return the newest schema of the subject, or None if missing or ambiguous.
+        """Return the newest schema of the subject, or None if the schema is missing, or has several messages.
 
-        A schema with several messages is ambiguous: only a record names the message.
+        If a schema has several messages, only a record names its message.
 
-        :param nested: also ambiguous if records may be messages inside other messages.
+        :param nested: whether messages inside of other messages count, too.
 
         Raises InvalidArgument if the subject has a schema of another format; and the registry's errors.
         """
         schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
         if schema is None:
             return None
-        found, messages = _found(format_name, schema, []), FORMATS[format_name].messages
-        # Only a record names the message, if the schema has several.
-        return found if messages is None or messages(found, nested) == 1 else None
+        text, count_messages = _schema_text(format_name, schema, []), FORMATS[format_name].messages
+        return text if count_messages is None or count_messages(text, nested) == 1 else None
 
     def foreseen(self, format_name: str, topic: str) -> SchemaText | None:
-        """Return the result of `find` for values if independent of the records, else None; see `newest` for errors."""
+        """Return the result of `find` for values, or None if the result depends on records; see `newest` for errors."""
         return None if self.writer_schemas else self.newest(format_name, topic, "value", nested=True)
 
     def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
-        # None if the subject is missing. Raises InvalidArgument for a schema of another format.
+        """Return the newest schema of the subject, or None. Raises InvalidArgument for a schema of another format."""
         subject = f"{topic}-{side}"
         try:
             schema = registry.latest(subject)
@@ -108,7 +109,7 @@ class SchemaFinder:
         return schema
 
     def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> SchemaText:
-        # The first schema that the records name, and that the registry has in this format, counts.
+        """Return the first schema that the records name and that the registry has in this format."""
         kind = FORMATS[name].kind
         ids = list(dict.fromkeys(int.from_bytes(v[1:HEADER], "big") for v in sample if is_framed(v)))
         for schema_id in ids[:_MOST_IDS]:
@@ -118,8 +119,8 @@ class SchemaFinder:
                 continue
             if schema.kind == kind:
                 log.info("There is no subject %s: the columns come from schema %s of its records.", subject, schema_id)
-                its = [v for v in sample if is_framed(v) and int.from_bytes(v[1:HEADER], "big") == schema_id]
-                return _found(name, schema, its)
+                values = [v for v in sample if is_framed(v) and int.from_bytes(v[1:HEADER], "big") == schema_id]
+                return _schema_text(name, schema, values)
         raise InvalidArgument(
             "schema",
             f"the registry has neither a subject {subject} nor, of type {kind}, a schema that the first records name.",
@@ -130,16 +131,18 @@ class SchemaFinder:
     def _by_fingerprint(self) -> dict[bytes, str]:
         return {fingerprint(text).to_bytes(8, "little"): text for text in self.writer_schemas}
 
-    def _given(self, sample: list[bytes]) -> str | None:
-        named = self._by_fingerprint
+    def _of_writer_schemas(self, sample: list[bytes]) -> str | None:
+        """Return the schema of `writer_schemas` that the first records name; the last one without a registry."""
+        by_fingerprint = self._by_fingerprint
         for value in sample:
-            if value.startswith(SINGLE_OBJECT) and value[2:10] in named:
-                return named[value[2:10]]
+            if value.startswith(SINGLE_OBJECT) and value[2:10] in by_fingerprint:
+                return by_fingerprint[value[2:10]]
         return None if self.registry is not None else self.writer_schemas[-1]
 
 
-def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> SchemaText:
-    references = tuple((name, needed.text) for name, needed in schema.all_references())
+def _schema_text(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> SchemaText:
+    """Return a schema's text, with the message of the first framed value in the sample."""
+    references = tuple((name, reference.text) for name, reference in schema.all_references())
     framed = [] if FORMATS[format_name].messages is None else [value for value in sample if is_framed(value)]
     return SchemaText(schema.text, references, _message(framed[0]) if framed else (0,))
 

@@ -1,7 +1,7 @@
-"""Records without a row: everything for another try, the reason, and a summary for people.
+"""Rows of the reject table, and a summary of bad records for people.
 
-The summary has reasons by kind, examples, and likely causes: guesses from the first bytes, and from the fields, of some
-bad records. Settings of the run may not fit the topic.
+The summary has reasons by kind, examples, and likely causes, such as settings that do not fit the topic: guesses from
+the first bytes and the fields of some bad records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORD_SCHEMA = pa.schema(
         pa.field("schema_id", pa.int64()),
         pa.field("stage", pa.string()),
         pa.field("error", pa.string()),
-        # As the record has it: producers may write any 64 bits, and a column of timestamps has a range.
+        # The record's own number: producers may write any 64 bits, but a column of timestamps has a range.
         pa.field("timestamp_ms", pa.int64()),
         *metadata_schema(_RECORD),
     ]
@@ -59,17 +59,17 @@ class StageFailure:
 def rejected_rows(batch: RawBatch, bad: Sequence[StageFailure]) -> pa.Table:
     """Return the bad records of a batch as rows of a reject table, each with its reason and stage.
 
-    `_kafka_timestamp` is null if the record's timestamp is out of range; `timestamp_ms` has it in any case.
+    `_kafka_timestamp` is null if the record's timestamp is out of range; `timestamp_ms` always has the timestamp.
     """
-    records = pick(batch, [one.row.index for one in bad])
+    records = pick(batch, [failure.row.index for failure in bad])
     timestamps = list(records.timestamps)
     for row in bad_timestamps(records):
         timestamps[row.index] = NO_TIMESTAMP
     columns = [
         records.values,
-        pa.array([one.row.schema_id for one in bad], pa.int64()),
-        pa.array([one.stage for one in bad]),
-        pa.array([one.row.reason for one in bad]),
+        pa.array([failure.row.schema_id for failure in bad], pa.int64()),
+        pa.array([failure.stage for failure in bad]),
+        pa.array([failure.row.reason for failure in bad]),
         pa.array(records.timestamps, pa.int64()),
         *metadata_columns(replace(records, timestamps=timestamps), _RECORD),
     ]
@@ -80,12 +80,12 @@ def timestamps_of(rows: pa.Table) -> list[int]:
     """Return the original timestamps of rejected records, in milliseconds; -1 for a record without a timestamp."""
     # Not by Python's datetime, which ends with the year 9999.
     micros = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
-    written = rows["timestamp_ms"].to_pylist() if "timestamp_ms" in rows.column_names else [None] * len(rows)
-    errors = rows["error"].to_pylist()
-    return [_of_earlier_version(*row) if at is None else at for at, *row in zip(written, micros, errors, strict=True)]
+    millis = rows["timestamp_ms"].to_pylist() if "timestamp_ms" in rows.column_names else [None] * len(rows)
+    columns = zip(millis, micros, rows["error"].to_pylist(), strict=True)
+    return [_of_earlier_version(*row) if own is None else own for own, *row in columns]
 
 
-# Rows of earlier versions have no such column; if the timestamp is out of range, their reason contains it.
+# The reason in rows of earlier versions, without `timestamp_ms`, whose timestamp is out of range.
 _BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
 
 
@@ -96,9 +96,10 @@ def _of_earlier_version(micros: int | None, error: str) -> int:
     return int(match[1]) if match else NO_TIMESTAMP
 
 
-# Of each batch this number of bad records is examined, except values longer than this.
-_LOOKED_AT = 50
+# The bad records of a batch whose cause is searched, except values with more bytes than this.
+_MOST_EXAMINED = 50
 _LONGEST = 64 * 1024
+# Limits of the summary: names of fields, characters of a name, and of a value.
 _MOST_NAMES = 8
 _LONGEST_NAME = 40
 _EXCERPT = 80
@@ -116,20 +117,20 @@ class CauseFinder:
     columns: pa.Schema | None
 
     def of(self, batch: RawBatch, bad: Sequence[StageFailure]) -> BadRecords:
-        """Return the summary of the bad records of a batch; a cause is looked for in the first of these only."""
-        found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
-        causes = Counter(cause or "" for cause in found)
+        """Return the summary of the bad records of a batch; only some are examined for a cause."""
+        examined = self._examined(batch, bad)
+        causes = Counter(self._cause(batch.values[failure.row.index].as_py(), failure) or "" for failure in examined)
         return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
 
-    def _short(self, batch: RawBatch, bad: Sequence[StageFailure]) -> Iterator[StageFailure]:
-        # The first bad records, except records with a long value.
-        for one in bad[:_LOOKED_AT]:
-            value = batch.values[one.row.index]
+    def _examined(self, batch: RawBatch, bad: Sequence[StageFailure]) -> Iterator[StageFailure]:
+        """Yield the first bad records, except records with a long value."""
+        for failure in bad[:_MOST_EXAMINED]:
+            value = batch.values[failure.row.index]
             if not value.is_valid or value.as_buffer().size <= _LONGEST:
-                yield one
+                yield failure
 
     def _cause(self, value: bytes | None, bad: StageFailure) -> str | None:
-        # Returns a likely cause, from the reason, the stage and the first bytes of the value, or None.
+        """Return a likely cause, by the reason, the stage and the first bytes of the value, or None."""
         if value is None:
             return 'the values are null (tombstones): tombstones="skip" only counts such records'
         if bad.stage != "decode" or self.columns is None:
@@ -148,7 +149,7 @@ class CauseFinder:
         return None
 
     def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
-        # For formats with schemas in a registry: returns a likely cause, or None.
+        """Return a likely cause for a format with schemas in a registry, or None."""
         given, reason = f'format="{self.payload.format}"', bad.row.reason
         if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.format_row.options:
             return f'the values look like Avro\'s single-object encoding, and {given} was given: try format="avro"'
@@ -196,40 +197,41 @@ class CauseFinder:
         """Return a cause about a required column without a field in the document, or None if all have fields."""
         assert self.columns is not None
         required = [field.name for field in self.columns if not field.nullable and field.name != KEY_COLUMN]
-        lacking = [name for name in required if name not in document]
-        if not lacking:
+        missing = [name for name in required if name not in document]
+        if not missing:
             return None
-        for name in lacking:
+        for name in missing:
             if (near := near_name(name, document)) is not None:
                 return f"the values have a field {_name(near)} for the column {_name(name)}: names match exactly"
         names = ", ".join(map(_name, sorted(document)[:_MOST_NAMES])) or "none"
-        return f"the values have no field {_name(lacking[0])}, which is required; their fields are {names}"
+        return f"the values have no field {_name(missing[0])}, which is required; their fields are {names}"
 
 
 def _most_frequent(batch: RawBatch, bad: Sequence[StageFailure]) -> tuple[ReasonKind, ...]:
-    # Returns the most frequent kinds of reasons, each with the number of its records and some examples.
+    """Return the most frequent kinds of reasons, each with the number of its records and some examples."""
     kinds: dict[str, str] = {}
-    found: dict[tuple[str, str], list[StageFailure]] = {}
-    for one in bad:
-        reason = one.row.reason
+    by_kind: dict[tuple[str, str], list[StageFailure]] = {}
+    for failure in bad:
+        reason = failure.row.reason
         kinds[reason] = kind = kinds.get(reason) or kind_of(reason)
-        found.setdefault((one.stage, kind), []).append(one)
-    most = sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_KINDS]
-    return tuple(
-        ReasonKind(*key, len(same), tuple(_example(batch, one) for one in same[:MOST_EXAMPLES])) for key, same in most
-    )
+        by_kind.setdefault((failure.stage, kind), []).append(failure)
+    frequent = []
+    for (stage, kind), failures in sorted(by_kind.items(), key=lambda item: -len(item[1]))[:MOST_KINDS]:
+        examples = tuple(_example(batch, failure) for failure in failures[:MOST_EXAMPLES])
+        frequent.append(ReasonKind(stage, kind, len(failures), examples))
+    return tuple(frequent)
 
 
 def _example(batch: RawBatch, bad: StageFailure) -> str:
     value = batch.values[bad.row.index].as_py()
     # Four bytes are one character at most.
     text = "null" if value is None else repr(value[: 4 * _EXCERPT].decode(errors="backslashreplace"))
-    at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[bad.row.index]}"
-    return f"{at}: {bad.row.reason} (value {shorten(text, _EXCERPT)})"
+    place = f"{batch.topic}[{batch.partition}] offset {batch.offsets[bad.row.index]}"
+    return f"{place}: {bad.row.reason} (value {shorten(text, _EXCERPT)})"
 
 
 def _not_json(value: bytes) -> str | None:
-    # Returns a likely cause why the value is not JSON, or None if it looks like JSON.
+    """Return a likely cause why a value is not JSON, or None for a value that looks like JSON."""
     if is_framed(value):
         inner = '"json_schema"' if _is_json(value[HEADER:]) else '"avro" or "protobuf"'
         return (

@@ -1,6 +1,6 @@
-"""Whole rows from raw records: the payload's columns or SQL's, the metadata columns, and the row's route.
+"""Whole rows from raw records: the payload's columns or a statement's, the metadata columns, and the route's columns.
 
-Each step may find records that can't become a row without loss; the policy for all of them is applied here.
+Each step may find records that can't become a row without loss; the policy for bad records is applied here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RowStatement(Protocol):
 class SqlStep:
     """Step that runs a statement, and rejects NULL in required columns.
 
-    :param names: the statement's columns that land; the others are metadata columns, which a record has anyway.
+    :param names: the statement's columns that land; its other columns are metadata columns, which all rows get.
     :param required: columns among `names` that may not be NULL.
     """
 
@@ -108,30 +108,30 @@ class SqlStep:
         """Whether the input is raw records, not decoded columns."""
         return self.statement.input_schema is None
 
-    def apply(self, given: RawBatch | pa.Table) -> tuple[pa.Table, Indices, Indices, list[BadRow]]:
+    def apply(self, records: RawBatch | pa.Table) -> tuple[pa.Table, Indices, Indices, list[BadRow]]:
         """Return the rows, the positions of the rows' records, of the filtered records, and the bad records.
 
         A record with NULL in a required column is bad.
 
-        :param given: raw records, or a table of the statement's input.
+        :param records: raw records, or a table of the statement's input.
         """
-        made = self.statement.apply(given)
-        rows, kept = made.rows.select(self.names), made.kept
-        bad = [BadRow(one.index, one.reason) for one in made.bad]
+        result = self.statement.apply(records)
+        rows, kept = result.rows.select(self.names), result.kept
+        bad = [BadRow(failure.index, failure.reason) for failure in result.bad]
         nulls: dict[int, str] = {}
         for name in self.required:
-            for at in np.flatnonzero(rows[name].is_null()) if rows[name].null_count else ():
-                nulls.setdefault(int(at), f"column {name}: NULL, and the column is required")
+            for row in np.flatnonzero(rows[name].is_null()) if rows[name].null_count else ():
+                nulls.setdefault(int(row), f"column {name}: NULL, and the column is required")
         if nulls:
             good = all_but(len(kept), list(nulls))
-            bad += [BadRow(int(kept[at]), reason) for at, reason in nulls.items()]
+            bad += [BadRow(int(kept[row]), reason) for row, reason in nulls.items()]
             rows, kept = rows.take(pa.array(good)), kept[good]
-        return rows, kept, made.filtered, sorted(bad, key=lambda one: one.index)
+        return rows, kept, result.filtered, sorted(bad, key=lambda bad_row: bad_row.index)
 
 
 log = logging.getLogger(__name__)
 
-# Otherwise the payload makes rows of tombstones.
+# The policies by which tombstones have no row; by all others, the payload's decoder makes their rows.
 _WITHOUT_ROW = (Tombstones.SKIP, Tombstones.REJECT)
 
 
@@ -139,8 +139,10 @@ _WITHOUT_ROW = (Tombstones.SKIP, Tombstones.REJECT)
 class RowDecoderFactory:
     """Factory of row decoders for a payload; the columns come from a schema, the registry or the first batch.
 
-    With a statement, the schema describes the statement's output; the statement knows its input. `columns` are the
-    columns of the rows for any schema of the table, if the rows do not go into the table as they are.
+    With a statement, the schema describes the statement's output; the statement knows its input.
+
+    :param columns: the columns of the rows, if the rows do not go into the table unchanged (a mirror); by default the
+        table's schema.
     """
 
     payload: PayloadFormats
@@ -163,15 +165,15 @@ class RowDecoderFactory:
                 return None
             schema = self.payload.columns(first)
             log_guessed_columns(self.payload, first, schema)
-        # A clash of names is found before the first row: the metadata columns are built for this payload.
+        # Raises InvalidArgument for a column with the name of a metadata column.
         metadata_schema(self.metadata, schema)
         if self.router is not None:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
         fields = self.payload.fields(schema) if self.sql is None else self.sql.input_schema
-        suspects = CauseFinder(self.payload, fields)
+        causes = CauseFinder(self.payload, fields)
         return RowDecoder(
-            *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
+            *(payload, self.metadata, causes, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == ValueEnvelope.DEBEZIUM,
             named=() if payload is None else self.payload.named_sides,
             remedy=self.payload.remedy,
@@ -184,13 +186,14 @@ class RowDecoderFactory:
         return self.payload.keeps_for_later(first)
 
     def with_trial(self, trial: Trial) -> RowDecoderFactory:
-        """Return a factory with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
+        """Return a factory whose decoders also check rows by `trial`; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)
 
     def foreseen(self, topic: str) -> tuple[RecordDecoder, pa.Table] | None:
-        """Return a decoder of columns known without records, and a table of these columns without rows, or None.
+        """Return a decoder, and a table without rows, of columns that are known without records.
 
-        See `core.landing.job.NewTableColumns`. A route or a statement needs records: then the result is None.
+        None if the columns depend on records, or if there is a route or a statement. See
+        `core.landing.job.NewTableColumns`.
         """
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
         return None if columns is None else self.without_records(columns, topic)
@@ -198,14 +201,14 @@ class RowDecoderFactory:
     def without_records(self, columns: pa.Schema, topic: str) -> tuple[RecordDecoder, pa.Table]:
         """Return a decoder of these columns of the payload, and a table of all columns without rows."""
         decoder = self(columns, None)
-        assert decoder is not None, "there is one for each schema"
+        assert decoder is not None, "a schema has a decoder"
         return decoder, decoder.decode(_no_records(topic)).rows
 
     @property
     def parts(self) -> frozenset[RecordPart]:
         """The parts of records that must be read."""
-        readers = [one.parts for one in (self.payload, self.router, self.sql) if one is not None]
-        # A rejected record is kept whole, to be tried again when the topic has long lost it.
+        readers = [reader.parts for reader in (self.payload, self.router, self.sql) if reader is not None]
+        # A rejected record is kept whole, for a replay after the topic has lost the record.
         kept = REJECTED_PARTS if self.on_error is OnError.REJECT else frozenset[RecordPart]()
         return RecordPart.of(self.metadata).union(kept, *readers)
 
@@ -222,23 +225,26 @@ class RowDecoderFactory:
 
 @dataclass(frozen=True)
 class RowDecoder:
-    """Decoder of rows: the payload's columns, or the statement's, then metadata columns, then the route's columns."""
+    """Decoder of rows: the payload's or the statement's columns, then metadata columns, then the route's columns.
+
+    :param payload: the payload's decoder; None for a statement that reads raw records.
+    :param passes_own: whether Debezium's own records, which are not events of a table, are skipped.
+    :param named: the sides ("key", "value") with schemas named by records: a header may mark them as bare.
+    :param remedy: returns the remedy for a bad record that ends the run, given the reason.
+    """
 
     payload: Any
     metadata: tuple[str, ...]
-    suspects: CauseFinder
+    causes: CauseFinder
     router: RecordRouter | None = None
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
     sql: SqlStep | None = None
     trial: Trial | None = None
-    # Whether Debezium's own records are skipped: they are not events of a table.
     passes_own: bool = False
-    # Sides (key, value) with schemas named by records: a header may mark them as bare.
     named: tuple[str, ...] = ()
     watch: ColumnWatch | None = None
     sources: SourceTypes | None = None
-    # Advice about a record that ends the run, given the reason.
     remedy: Callable[[str], str] = str
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
@@ -246,112 +252,113 @@ class RowDecoder:
 
         Raises BadRecord if there is a bad record and the policy is to fail.
         """
-        sieve = _BatchState(batch)
-        self._take_out_unfit_records(sieve)
+        state = _BatchState(batch)
+        self._leave_out_unfit_records(state)
         # The metadata columns are made first, and lose the same records as the rows in each step.
         names, use = metadata_schema(self.metadata), ColumnUse()
-        metadata = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
+        metadata = pa.Table.from_arrays(metadata_columns(state.records, self.metadata), schema=names)
         if self.sql is not None and self.sql.reads_raw_records:
-            rows, metadata = self._transformed(sieve, self.sql, sieve.records, metadata)
+            rows, metadata = self._transformed(state, self.sql, state.records, metadata)
         else:
-            decoded = self.payload.decode(sieve.records)
+            decoded = self.payload.decode(state.records)
             rows = decoded.rows
-            places = all_but(len(sieve.records), [*(row.index for row in decoded.bad), *decoded.filtered])
+            places = all_but(len(state.records), [*(row.index for row in decoded.bad), *decoded.filtered])
             if self.watch is not None:
-                use = self.watch.of(sieve.records, rows, places)
+                use = self.watch.of(state.records, rows, places)
             if self.sources is not None:
-                use = replace(use, types=self.sources.of(sieve.records, rows, places))
+                use = replace(use, types=self.sources.of(state.records, rows, places))
             if decoded.bad or decoded.filtered:
-                own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
+                own = self._own_records(state.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]
                 filtered = np.array(decoded.filtered, np.int64)
-                metadata = _taken(metadata, sieve.leave_out(bad, "decode", filtered, skipped=list(own)))
+                metadata = _taken(metadata, state.leave_out(bad, "decode", filtered, skipped=list(own)))
             if self.sql is not None:
-                rows, metadata = self._transformed(sieve, self.sql, _joined(rows, metadata), metadata)
+                rows, metadata = self._transformed(state, self.sql, _joined(rows, metadata), metadata)
         if self.sql is not None:
             # The columns that the statement reads are not columns of the table.
             use = replace(use, columns=frozenset()) + filled_columns(rows)
         rows = _joined(rows, metadata)
-        rows = _without(sieve, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
+        rows = _without(state, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
         if self.router is not None:
-            rows = self._routed(sieve, rows, self.router)
+            rows = self._routed(state, rows, self.router)
         if self.trial is not None:
-            rows = _without(sieve, rows, self.trial(rows), "write")
-        return replace(self._outcome(sieve, rows), use=use)
+            rows = _without(state, rows, self.trial(rows), "write")
+        return replace(self._outcome(state, rows), use=use)
 
-    def _own(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
-        """Return Debezium's own records among the bad records, with descriptions, and log their number."""
-        found = {row.index: own_record(batch.values[row.index].as_py() or b"") for row in bad}
-        own = {index: kind for index, kind in found.items() if kind is not None}
+    def _own_records(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
+        """Return descriptions of Debezium's own records among the bad records, by position, and log their number."""
+        descriptions = {row.index: own_record(batch.values[row.index].as_py() or b"") for row in bad}
+        own = {index: description for index, description in descriptions.items() if description is not None}
         if own:
             kinds = " and ".join(sorted(set(own.values())))
-            at = f"{batch.topic}[{batch.partition}] from offset {batch.offsets[min(own)]} on"
-            log.info("%s: %s records are Debezium's own (%s), no table's events: skipped", at, len(own), kinds)
+            place = f"{batch.topic}[{batch.partition}] from offset {batch.offsets[min(own)]} on"
+            log.info("%s: %s records are Debezium's own (%s), no table's events: skipped", place, len(own), kinds)
         return own
 
     def _transformed(
-        self, sieve: _BatchState, sql: SqlStep, given: RawBatch | pa.Table, metadata: pa.Table
+        self, state: _BatchState, sql: SqlStep, records: RawBatch | pa.Table, metadata: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
-        # Returns the statement's rows and their metadata columns; takes the other records out.
-        rows, kept, filtered, bad = sql.apply(given)
-        if len(kept) < len(sieve):
-            sieve.leave_out(bad, "sql", filtered)
+        """Return the statement's rows and their metadata columns; leave out records without a row."""
+        rows, kept, filtered, bad = sql.apply(records)
+        if len(kept) < len(state):
+            state.leave_out(bad, "sql", filtered)
             metadata = _taken(metadata, kept)
         return rows, metadata
 
-    def _routed(self, sieve: _BatchState, rows: pa.Table, router: RecordRouter) -> pa.Table:
-        routes, homeless = router.routes(sieve.records, rows)
-        if homeless:
-            kept = pa.array(sieve.leave_out(homeless, "route"))
+    def _routed(self, state: _BatchState, rows: pa.Table, router: RecordRouter) -> pa.Table:
+        """Return the rows with the route's columns; leave out records without a possible route."""
+        routes, without_route = router.routes(state.records, rows)
+        if without_route:
+            kept = pa.array(state.leave_out(without_route, "route"))
             rows, routes = rows.take(kept), routes.take(kept)
-        for name, column in route_columns(sieve.records, routes):
+        for name, column in route_columns(state.records, routes):
             rows = rows.append_column(name, column)
         return rows
 
-    def _take_out_unfit_records(self, sieve: _BatchState) -> None:
-        # Takes out tombstones by the policy, records with a timestamp out of range, and records with a bare key or
-        # value: one whose schema is named in a header only, see `header_ids`.
-        if self.tombstones in _WITHOUT_ROW and sieve.records.values.null_count:
-            nulls = np.flatnonzero(sieve.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
+    def _leave_out_unfit_records(self, state: _BatchState) -> None:
+        """Leave out tombstones by the policy, timestamps out of range, and bare keys and values (`header_ids`)."""
+        if self.tombstones in _WITHOUT_ROW and state.records.values.null_count:
+            nulls = np.flatnonzero(state.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
             if self.tombstones is Tombstones.REJECT:
-                sieve.leave_out([BadRow(index, "the value is null (a tombstone)") for index in nulls], "record")
+                state.leave_out([BadRow(index, "the value is null (a tombstone)") for index in nulls], "record")
             else:
-                sieve.skip(nulls)
+                state.skip(nulls)
         if "timestamp" in self.metadata:
-            sieve.leave_out(bad_timestamps(sieve.records), "record")
-        if self.named and (bare := list(bad_rows(sieve.records, self.named, self.suspects.payload.format))):
-            sieve.leave_out(bare, "decode")
+            state.leave_out(bad_timestamps(state.records), "record")
+        if self.named and (bare := list(bad_rows(state.records, self.named, self.causes.payload.format))):
+            state.leave_out(bare, "decode")
 
-    def _outcome(self, sieve: _BatchState, rows: pa.Table) -> DecodedBatch:
-        # Counts all records, and raises BadRecord for the first bad record if the policy is to fail. Bad records that
-        # are not kept count as skipped.
-        batch, bad = sieve.batch, sorted(sieve.bad, key=lambda one: one.row.index)
-        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
-        others = len(bad) + sieve.skipped + sieve.filtered
-        if len(rows) != len(sieve) or len(rows) + others != len(batch):
+    def _outcome(self, state: _BatchState, rows: pa.Table) -> DecodedBatch:
+        """Return the result with the counts of all records; bad records that are not kept count as skipped.
+
+        Raises BadRecord for the first bad record if the policy is to fail.
+        """
+        batch, bad = state.batch, sorted(state.bad, key=lambda failure: failure.row.index)
+        # Should never happen, but with a row fewer or more each later row would land under a wrong offset.
+        without_row = len(bad) + state.skipped + state.filtered
+        if len(rows) != len(state) or len(rows) + without_row != len(batch):
             raise AssertionError(
                 f"{batch.topic}[{batch.partition}]: {len(batch)} records from offset {batch.offsets[0]} on became "
-                f"{len(rows)} rows, {len(bad)} bad, {sieve.skipped} skipped and {sieve.filtered} filtered ones"
+                f"{len(rows)} rows, {len(bad)} bad, {state.skipped} skipped and {state.filtered} filtered ones"
             )
         if bad:
             first = bad[0].row
             if self.on_error is OnError.FAIL:
                 offset = batch.offsets[first.index]
                 raise BadRecord(batch.topic, batch.partition, offset, first.reason, self.remedy(first.reason))
-            at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first.index]}"
-            log.warning("%s of %s records are bad, the first: %s: %s", len(bad), len(batch), at, first.reason)
+            place = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first.index]}"
+            log.warning("%s of %s records are bad, the first: %s: %s", len(bad), len(batch), place, first.reason)
         rejects = self.on_error is OnError.REJECT
         counts = Counts(
             read=len(batch),
             written=len(rows),
             rejected=len(bad) if rejects else 0,
-            skipped=sieve.skipped + (0 if rejects else len(bad)),
-            filtered=sieve.filtered,
+            skipped=state.skipped + (0 if rejects else len(bad)),
+            filtered=state.filtered,
         )
-        causes = self.suspects.of(batch, bad) if bad else BadRecords()
-        return DecodedBatch(
-            rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), causes
-        )
+        rejected = rejected_rows(batch, bad) if bad and rejects else None
+        summary = self.causes.of(batch, bad) if bad else BadRecords()
+        return DecodedBatch(rows, counts, rejected, state.rowless(), summary)
 
 
 def _no_records(topic: str) -> RawBatch:
@@ -360,7 +367,7 @@ def _no_records(topic: str) -> RawBatch:
 
 
 class _BatchState:
-    """State of a batch between the steps: the good records, and the outcome of all others."""
+    """State of a batch between the steps: the good records, and the outcome of all records that were left out."""
 
     def __init__(self, batch: RawBatch) -> None:
         self.batch = batch
@@ -372,7 +379,7 @@ class _BatchState:
 
     @property
     def records(self) -> RawBatch:
-        """Good records; built on first use, since lists of Python objects take time."""
+        """The good records; built at the first use, since this takes time."""
         if self._records is None:
             assert self._places is not None, "records were left out"
             self._records = pick(self.batch, self._places)
@@ -381,9 +388,9 @@ class _BatchState:
     def leave_out(
         self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None, skipped: Sequence[int] = ()
     ) -> Indices:
-        """Take out bad, filtered and skipped records; return the positions of the kept records.
+        """Leave out bad, filtered and skipped records; return the positions of the kept records.
 
-        All positions are positions among the records that were good before.
+        All positions count the records that were good before.
         """
         places, indices = self._good(), np.array([row.index for row in bad], np.int64)
         self.bad += [StageFailure(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
@@ -395,12 +402,12 @@ class _BatchState:
         return self._keep(indices)
 
     def skip(self, indices: Sequence[int]) -> None:
-        """Take out records that are only counted, by their positions among the good records."""
+        """Leave out records that are only counted, by their positions among the good records."""
         self.skipped += len(indices)
         self._keep(indices)
 
     def rowless(self) -> pa.Array | None:
-        """Return the offsets of all records taken out, or None if all records are good."""
+        """Return the offsets of all records that were left out, or None if all records are good."""
         if self._places is None:
             return None
         places = all_but(len(self.batch), self._places)
@@ -419,18 +426,15 @@ class _BatchState:
         return kept
 
 
-def _without(sieve: _BatchState, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
-    """Return the rows without bad rows, and take the bad records out of `sieve`.
-
-    :param reasons: reasons by row.
-    """
+def _without(state: _BatchState, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
+    """Return the rows without the bad rows in `reasons`, and leave out their records."""
     if not reasons:
         return rows
-    return rows.take(pa.array(sieve.leave_out([BadRow(index, reasons[index]) for index in sorted(reasons)], stage)))
+    return rows.take(pa.array(state.leave_out([BadRow(index, reasons[index]) for index in sorted(reasons)], stage)))
 
 
 def _taken(rows: pa.Table, indices: Indices) -> pa.Table:
-    # Without metadata columns there is nothing to take from.
+    # Arrow can't take rows of a table without columns.
     return rows.take(pa.array(indices)) if rows.num_columns else rows
 
 

@@ -1,6 +1,6 @@
-"""Instants from numbers since the epoch, and from times without a zone, as specified by the schema.
+"""Instants from numbers since the epoch, and from times without a zone, for columns such as `timestamp from epoch_ms`.
 
-Decoders return columns of numbers, or of times without a zone; the table's columns are made of these, all at once.
+Decoders return columns of numbers, or of times without a zone, which are converted to the table's columns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from airflow_lakestream.tables.schema.types import ELEMENT, EpochUnit, Path, Tim
 from airflow_lakestream.tables.schema.value_ranges import FINER, MAX_MICROS, MIN_MICROS, NOT_A_YEAR
 
 INSTANT = pa.timestamp("us", tz="UTC")
-# Nine digits behind the point are nanoseconds of seconds, and in front of it there is room for any 64-bit number.
+# A number with a fraction: nine digits behind the point are nanoseconds of seconds, and the 19 digits before the point
+# represent any 64-bit number.
 EXACT = pa.decimal128(28, 9)
 _LOCAL = pa.timestamp("us")
 
+# The sources of time columns, by the column's path.
 Sources: TypeAlias = tuple[tuple[Path, TimeSource], ...]
-# The type for decoding the number of a column, by the column's path.
+# Returns the type of the number that becomes a time, by the column's path.
 Numbers: TypeAlias = Callable[[Path], pa.DataType]
 _Rows = npt.NDArray[np.int64]
+# Numbers of bad rows, each with the reason.
 _Bad = list[tuple[_Rows, str]]
 
 
@@ -59,33 +62,31 @@ class TimeColumns:
     def fields(self, columns: pa.Schema, number: Numbers) -> pa.Schema:
         """Return the decoders' columns for the table's columns.
 
-        :param number: returns the type for decoding the number of a column.
-
-        Raises InvalidArgument for a column with a source, but without instants.
+        Raises InvalidArgument for a column that has a source, but is not of instants.
         """
         if not self.sources:
             return columns
         by_path = {path: number(path) if source.unit else _LOCAL for path, source in self.sources}
-        return pa.schema([_replaced(one, (one.name,), by_path) for one in columns])
+        return pa.schema([_replaced(column, (column.name,), by_path) for column in columns])
 
     def columns(self, fields: pa.Schema) -> pa.Schema:
         """Return the table's columns for the decoders' columns."""
         if not self.sources:
             return fields
         by_path = {path: INSTANT for path, _ in self.sources}
-        return pa.schema([_replaced(one, (one.name,), by_path, checked=False) for one in fields])
+        return pa.schema([_replaced(field, (field.name,), by_path, checked=False) for field in fields])
 
-    def made(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
-        """Return a table's column from a decoder's column, and the rows without a valid instant, each with the reason.
+    def converted(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
+        """Return a table's column for a decoder's column, and the rows without a valid instant, each with the reason.
 
         :param path: path of the column; inner fields may have sources, too.
         """
         source = dict(self.sources).get(path)
         if source is not None:
             unit, name = source.unit, ".".join(path)
-            made, bad = _of_zone(array, source.zone) if unit is None else _of_number(array, unit, self.finer)
-            return made, [(places, f"{name}: {reason}") for places, reason in bad]
-        if not any(one[: len(path)] == path for one, _ in self.sources):
+            instants, bad = _of_zone(array, source.zone) if unit is None else _of_number(array, unit, self.finer)
+            return instants, [(rows, f"{name}: {reason}") for rows, reason in bad]
+        if not any(inner[: len(path)] == path for inner, _ in self.sources):
             return array, []
         if t.is_struct(array.type):
             return self._struct(array, path)
@@ -105,23 +106,26 @@ class TimeColumns:
         return reason
 
     def _struct(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
-        made = [self.made(one, (*path, array.type.field(i).name)) for i, one in enumerate(array.flatten())]
-        fields = [array.type.field(i).with_type(one.type) for i, (one, _) in enumerate(made)]
-        structs = pa.StructArray.from_arrays([one for one, _ in made], fields=fields, mask=array.is_null())
-        return structs, [one for _, bad in made for one in bad]
+        columns, fields, bad = [], [], list[tuple[_Rows, str]]()
+        for field, child in zip(array.type, array.flatten(), strict=True):
+            column, bad_in_child = self.converted(child, (*path, field.name))
+            columns.append(column)
+            fields.append(field.with_type(column.type))
+            bad += bad_in_child
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=array.is_null()), bad
 
     def _list(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
-        items, bad = self.made(array.flatten(), (*path, ELEMENT))
+        items, bad = self.converted(array.flatten(), (*path, ELEMENT))
         offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy())])
         kind = pa.list_(array.type.value_field.with_type(items.type))
         lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=array.is_null())
         parents = pc.list_parent_indices(array).to_numpy()
-        return lists, [(parents[places], reason) for places, reason in bad]
+        return lists, [(parents[rows], reason) for rows, reason in bad]
 
 
 @dataclass(frozen=True)
 class TimedDecoder:
-    """Decoder of fields of records into columns, with times made of numbers or local times."""
+    """Decoder of fields of records into columns, with times converted from numbers or local times."""
 
     decoder: ColumnDecoder
     times: TimeColumns
@@ -134,15 +138,15 @@ class TimedDecoder:
     def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
-        bad_before = [replace(row, reason=self.times.plain_reason(row.reason)) for row in decoded.bad]
-        decoded = replace(decoded, bad=bad_before)
+        plain = [replace(row, reason=self.times.plain_reason(row.reason)) for row in decoded.bad]
+        decoded = replace(decoded, bad=plain)
         rows, reasons, columns = decoded.rows, dict[int, str](), []
         for name, column in zip(rows.column_names, rows.columns, strict=True):
-            made, bad = self.times.made(_one_chunk(column), (name,))
-            columns.append(made)
-            for places, reason in bad:
-                for place in places.tolist():
-                    reasons.setdefault(place, reason)
+            converted, bad = self.times.converted(_one_chunk(column), (name,))
+            columns.append(converted)
+            for bad_rows, reason in bad:
+                for row in bad_rows.tolist():
+                    reasons.setdefault(row, reason)
         places = all_but(len(batch), [row.index for row in decoded.bad])
         return decoded.refined(places, reasons, columns, self.times.columns(rows.schema))
 
@@ -152,14 +156,14 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], *, checked: bool = True) -> pa.Field:
-    # Returns a field with other types at some paths. If checked, the field there has to be of instants.
+    """Return a field with other types at some paths; if `checked`, refuse a path whose type is not of instants."""
     if path in by_path:
         if checked and field.type != INSTANT:
             problem = f"column {'.'.join(path)!r} is made of times, and the table has {field.type} there."
             raise InvalidArgument("schema", problem, "Declare the column as the table has it.")
         return field.with_type(by_path[path])
     if t.is_struct(field.type):
-        inner = [_replaced(one, (*path, one.name), by_path, checked=checked) for one in field.type]
+        inner = [_replaced(child, (*path, child.name), by_path, checked=checked) for child in field.type]
         return field.with_type(pa.struct(inner))
     if t.is_list(field.type):
         return field.with_type(pa.list_(_replaced(field.type.value_field, (*path, ELEMENT), by_path, checked=checked)))
@@ -167,16 +171,15 @@ def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], 
 
 
 def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
-    """Convert numbers since the epoch to instants; the bad rows have reasons with the number.
+    """Return instants for numbers since the epoch, and the bad rows.
 
-    The digits behind a microsecond are cut, and make the row bad unless `finer` is to truncate.
+    Digits behind a microsecond are cut, and make the row bad unless `finer` is to truncate.
     """
     scale = Decimal(10**6) / unit.per_second
     exact = array if t.is_decimal(array.type) else array.cast(EXACT)
     micros = pc.multiply(exact, pa.scalar(scale))
     floor = pc.floor(micros)
-    bounds = (pa.scalar(Decimal(one)).cast(floor.type) for one in (MIN_MICROS, MAX_MICROS))
-    low, high = bounds
+    low, high = (pa.scalar(Decimal(bound)).cast(floor.type) for bound in (MIN_MICROS, MAX_MICROS))
     outside = pc.or_(pc.less(floor, low), pc.greater(floor, high))
     bad = _bad_values(exact, outside, f"{unit.words}: {NOT_A_YEAR}")
     if finer is TimestampsFiner.REJECT:
@@ -186,30 +189,29 @@ def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tupl
 
 
 def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
-    """Convert local times to instants; a time skipped or repeated by a change of clocks makes its row bad."""
+    """Return instants for local times, and the bad rows: times that a change of clocks skips or repeats."""
     try:
         return _bounded(array, pc.assume_timezone(array, zone).cast(INSTANT), zone, [])
     except pa.ArrowInvalid:
         first, last = (
             pc.assume_timezone(array, zone, ambiguous=choice, nonexistent=choice) for choice in ("earliest", "latest")
         )
-    odd = pc.not_equal(first, last)
-    missing = pc.and_(odd, pc.not_equal(pc.local_timestamp(first), array))
-    bad = _bad_values(array, missing, f"no time of {zone}: the clocks were put forward")
-    bad += _bad_values(array, pc.and_not(odd, missing), f"twice in {zone}: the clocks were put back")
+    is_unclear = pc.not_equal(first, last)
+    is_skipped = pc.and_(is_unclear, pc.not_equal(pc.local_timestamp(first), array))
+    bad = _bad_values(array, is_skipped, f"no time of {zone}: the clocks were put forward")
+    bad += _bad_values(array, pc.and_not(is_unclear, is_skipped), f"twice in {zone}: the clocks were put back")
     return _bounded(array, first.cast(INSTANT), zone, bad)
 
 
-def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.Array, _Bad]:
-    # Adds the rows with an instant outside the years 1 to 9999 to the bad rows.
-    number = made.cast(pa.int64())
-    outside = pc.or_(pc.less(number, MIN_MICROS), pc.greater(number, MAX_MICROS))
-    bad = bad + _bad_values(array, outside, f"of {zone}: {NOT_A_YEAR}")
-    return made, bad
+def _bounded(array: pa.Array, instants: pa.Array, zone: str, bad: _Bad) -> tuple[pa.Array, _Bad]:
+    """Return the instants, and the bad rows with the rows outside the years 1 to 9999."""
+    micros = instants.cast(pa.int64())
+    outside = pc.or_(pc.less(micros, MIN_MICROS), pc.greater(micros, MAX_MICROS))
+    return instants, bad + _bad_values(array, outside, f"of {zone}: {NOT_A_YEAR}")
 
 
 def _bad_values(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
-    """Return the chosen positions, each with a reason that contains the value; null is not chosen."""
+    """Return the rows where `chosen` is true, not null, each with a reason that begins with the value."""
     if not pc.any(chosen).as_py():
         return []
     places = np.flatnonzero(pc.fill_null(chosen, fill_value=False).to_numpy(zero_copy_only=False))

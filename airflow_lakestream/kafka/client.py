@@ -20,29 +20,23 @@ client_log = logging.getLogger("airflow_lakestream.librdkafka")
 # ranges are assigned and progress is kept in the table.
 NOT_FOR_US = frozenset(
     {
-        "group.id",
-        "group.instance.id",
-        "group.protocol",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "auto.commit.interval.ms",
-        "auto.offset.reset",
-        "partition.assignment.strategy",
-        "on_commit",
-        "logger",
-        "error_cb",
+        *("group.id", "group.instance.id", "group.protocol", "partition.assignment.strategy", "auto.offset.reset"),
+        *("enable.auto.commit", "enable.auto.offset.store", "auto.commit.interval.ms"),
+        *("on_commit", "logger", "error_cb"),
     }
 )
 
 # A failed connection is tried several times within our time-outs; librdkafka's default is twenty times a second.
-_PATIENCE = {
+_RECONNECTION = {
     "reconnect.backoff.ms": 500,
     "reconnect.backoff.max.ms": 1000,
     "socket.connection.setup.timeout.ms": 10_000,
 }
+# Seconds until a repeated line of librdkafka's log is logged again.
 LOG_INTERVAL = 10.0
-# A broker that is restarted alone is back by then, or a retry of the task finds it.
+# Seconds without any reachable broker after which requests fail: a single restarted broker is back by then.
 ALL_DOWN_TIMEOUT = 5.0
+# The thread's name before a line of librdkafka's log, and the age of the connection after the line.
 _THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
 _AGE = re.compile(r" \(after \d+ms.*", re.DOTALL)
 # The brokers' certificate is not trusted here, or the brokers refuse this client's: waiting mends neither.
@@ -54,23 +48,22 @@ Client = TypeVar("Client")
 class ClientErrors:
     """Background errors of a librdkafka client, the only source for the cause of a time-out.
 
-    It is the client's `error_cb` and its `logger`: some causes, such as a listener that hangs up on a client
-    with another security.protocol, are only logged.
+    The client calls this object as its `error_cb` and as its `logger`: some causes, such as a listener that hangs up
+    on a client with another security.protocol, are only logged. `last` is the text of the newest error, `fatal` an
+    error that no waiting mends, `too_large` the text of an error about a batch above receive.message.max.bytes, or "".
     """
 
     def __init__(self) -> None:
         self.last = ""
         self.fatal: KafkaError | None = None
         self.too_large = ""
-        # The time since which no broker could be reached; None while one can.
+        # The monotonic time since which no broker is reachable, or None.
         self.down_since: float | None = None
+        # By line: the time of its last logging, and the number of repetitions since.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
-        """Take an error from librdkafka's error_cb, and keep the likely cause of a time-out.
-
-        An error that no waiting mends becomes `fatal`.
-        """
+        """Keep an error from librdkafka's error_cb as the likely cause of a time-out."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self.down_since is None:
             self.down_since = time.monotonic()
         # "All brokers down" comes after the error with the cause: keep the cause.
@@ -87,27 +80,28 @@ class ClientErrors:
         return self.down_since is not None and time.monotonic() - self.down_since >= ALL_DOWN_TIMEOUT
 
     def log(self, _: int, template: str, facility: str, client: str, text: str) -> None:
-        """Pass on a line of librdkafka's log, at DEBUG; a repeated line at most every 10 seconds.
+        """Log a line of librdkafka's log at DEBUG; a repeated line at most once in LOG_INTERVAL seconds.
 
-        The line's own level is ignored. The last line of facility FAIL is kept: the error that ends a task quotes it.
+        The line's own level, the first argument, is ignored. The last line of facility FAIL is kept in `last`, which
+        the error at the end of a task quotes.
         """
         text = _THREAD.sub("", text)
         if facility == "FAIL":
             self.last = text
         text_without_age, now = _AGE.sub("", text), time.monotonic()
-        logged_at, more = self._logged.get(text_without_age, (-LOG_INTERVAL, 0))
+        logged_at, repetitions = self._logged.get(text_without_age, (-LOG_INTERVAL, 0))
         if now - logged_at < LOG_INTERVAL:
-            self._logged[text_without_age] = logged_at, more + 1
+            self._logged[text_without_age] = logged_at, repetitions + 1
             return
         self._logged[text_without_age] = now, 0
-        client_log.debug(template + (f" (and {more} times more)" if more else ""), facility, client, text)
+        client_log.debug(template + (f" (and {repetitions} times more)" if repetitions else ""), facility, client, text)
 
 
 def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any], where: str) -> Client:
-    """Make a client. Raises KafkaMisconfigured without brokers, or if librdkafka refuses the settings.
+    """Create a client. Raises KafkaMisconfigured without brokers, or if librdkafka refuses the settings.
 
     :param kind: the client's class.
-    :param where: name of the connection for errors.
+    :param where: name of the connection, for errors.
     """
     if not config.get("bootstrap.servers") and not config.get("metadata.broker.list"):
         raise KafkaMisconfigured(where, "bootstrap.servers is missing")
@@ -120,30 +114,31 @@ def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]
 
 
 def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[str, Any]:
-    """Return the configuration of an admin client on the same connection."""
+    """Return librdkafka's configuration of an admin client or a producer; `errors` gets background errors and log."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.pop("isolation.level", None)
-    return {**_PATIENCE, **config, "error_cb": errors, "logger": errors}
+    return {**_RECONNECTION, **config, "error_cb": errors, "logger": errors}
 
 
 def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErrors) -> dict[str, Any]:
-    """Return the configuration of a consumer for assigned ranges, without commits.
+    """Return librdkafka's configuration of a consumer for assigned ranges, without commits.
 
-    The connection's settings win over the defaults here. Settings of groups, commits and resets are dropped: see
-    NOT_FOR_US.
+    The connection's settings win over the defaults here, except settings of groups, commits and resets (NOT_FOR_US),
+    which are dropped.
 
-    :param group: the name in brokers' logs.
-    :param errors: takes the client's background errors and log.
+    :param group: the group's name in brokers' logs.
+    :param errors: gets the client's background errors and log.
     """
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
-    # Else a changed byte on a broker's disk becomes a row. Java's clients check by default, too.
+    # Without checksums, a changed byte on a broker's disk would become a row. Java's clients check by default, too.
     config.setdefault("check.crcs", True)
-    # Bounds what librdkafka reads ahead; our own batches take the rest of the memory. It also bounds an answer:
-    # `fetch.max.bytes` follows it unless given, and a given one would make a larger `message.max.bytes` an error.
+    # Bounds the memory for records that librdkafka reads ahead. The size of an answer is bounded by the same setting:
+    # `fetch.max.bytes` follows it by default, and is not set here, since librdkafka refuses a `message.max.bytes`
+    # above an explicit `fetch.max.bytes`.
     config.setdefault("queued.max.messages.kbytes", 16 * 1024)
-    # Each message takes some 500 bytes besides its value. 100,000 messages and fetches of 4 MiB were no faster and took
-    # 150 MiB more: an answer is several times as large once it is decompressed.
+    # Each message takes some 500 bytes in addition to its value. 100,000 messages and fetches of 4 MiB were no faster
+    # and took 150 MiB more: a decompressed answer is several times as large.
     config.setdefault("queued.min.messages", 20_000)
     config.setdefault("max.partition.fetch.bytes", 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
@@ -151,7 +146,7 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     # mostly waits: it read 240,000 records/s instead of 700,000.
     config.setdefault("fetch.queue.backoff.ms", 20)
     return {
-        **_PATIENCE,
+        **_RECONNECTION,
         **config,
         "group.id": group,
         "enable.auto.commit": False,

@@ -23,7 +23,7 @@ _DEFAULT_PORT = 9092
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Host and port of a broker."""
+    """A broker's address, and checks of a connection to this address."""
 
     host: str
     port: int
@@ -44,9 +44,9 @@ class BrokerAddress:
             return str(getattr(e, "strerror", None) or e).lower()
 
     def speaks_tls(self) -> bool | None:
-        """Return whether the port speaks TLS, with any certificate.
+        """Return whether the port speaks TLS, with any certificate; None if nothing answers.
 
-        False if the port answers in another way, or ends the connection. None if unknown: nothing answers.
+        False if the port answers in another way, or ends the connection.
         """
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -54,7 +54,7 @@ class BrokerAddress:
             with self._connect() as connected, context.wrap_socket(connected, server_hostname=self.host):
                 return True
         except ssl.SSLError as e:
-            # An alert is an answer in TLS, such as one that asks for a certificate.
+            # An alert, such as a request for a client certificate, is an answer in TLS.
             return "ALERT" in str(e.reason)
         except ConnectionError:
             return False
@@ -67,14 +67,14 @@ class BrokerAddress:
 
 @dataclass(frozen=True)
 class ClusterBrokers:
-    """A cluster's id, and the brokers' addresses as given to clients."""
+    """A cluster's id, and the addresses that its brokers advertise to clients."""
 
     cluster_id: str
     addresses: Sequence[BrokerAddress]
 
 
 class KafkaCluster(KafkaRequests):
-    """A connection's cluster."""
+    """The cluster of a connection."""
 
     def brokers(self) -> ClusterBrokers:
         """Return the cluster's id and brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
@@ -93,13 +93,14 @@ def bootstrap_addresses(connection: Mapping[str, Any]) -> list[BrokerAddress]:
     """
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
     addresses = []
-    for part in filter(None, (one.strip() for one in text.split(","))):
-        host, _, port = with_port(part.rpartition("://")[2], _DEFAULT_PORT).rpartition(":")
+    for broker in filter(None, map(str.strip, text.split(","))):
+        # A broker may be given with a protocol, such as "SSL://host:9093"; an IPv6 address has brackets.
+        host, _, port = with_port(broker.rpartition("://")[2], _DEFAULT_PORT).rpartition(":")
         addresses.append(BrokerAddress(host.strip("[]"), int(port)))
     return addresses
 
 
-# A refused password is only noticed between two requests.
+# Seconds for a single request: a refused password is only noticed between two requests.
 _ONE_REQUEST = 2.0
 _DOING = "listing the topics"
 

@@ -1,6 +1,6 @@
-"""Damage of a partition's log: recognized among errors, our own or of Kafka's Java client, and measured by offset.
+"""Damaged batches in a partition's log: recognized by errors of librdkafka or Kafka's Java client, measured by probes.
 
-The texts of the Java client are of Kafka 3.9 to 4.x, with the classes' packages as they are or as shaded by a jar.
+The patterns for the Java client's errors fit Kafka 3.9 to 4.x, also if a shaded jar has moved the classes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from airflow_lakestream.kafka.partition import misplaced
 log = logging.getLogger(__name__)
 
 
-# By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
-_DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-# By the broker, which fails over the batch's header.
-_REFUSED = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
-# This many answers must be too short for their own lengths. A single answer may be cut by its limit.
+# Errors of librdkafka, with the batch's first offset: a wrong checksum, or bytes that do not decompress.
+_DAMAGED_FOR_CLIENT = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+# Errors of a broker that can't read the batch's header.
+_DAMAGED_FOR_BROKER = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
+# Damage is assumed after this number of answers that end before the length in their own header: a single answer may
+# have been cut by the limit of its size.
 _SHORT_ANSWERS = 5
-# A wider step could pass over good records between two damaged batches.
-_WIDEST = 1000
+# The widest step of a search, in offsets: a wider step could pass over good records between two damaged batches.
+_WIDEST_STEP = 1000
 DISORDER = "its own offset is wrong, so that its records have offsets of other records or beyond the log's end"
-_MANY = 10_000
-# A batch is in one answer, however large it is.
+_MESSAGES_AT_ONCE = 10_000
+# A limit of 64 MiB for an answer, so that a whole batch is in a single answer.
 _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
 
 
@@ -56,38 +57,35 @@ class LogFault:
     @classmethod
     def of(cls, error: KafkaError, offset: int) -> LogFault | None:
         """Return the fault that an error reports at this offset, or None for an error without damage."""
-        if error.code() in _DAMAGED or "MagicByte" in error.str():
+        if error.code() in _DAMAGED_FOR_CLIENT or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
-        if error.code() in _REFUSED:
+        if error.code() in _DAMAGED_FOR_BROKER:
             return cls(error.str(), is_unreadable_by_broker=True)
         return None
 
 
-# Neither readable, nor known to be damaged.
+# The result of a probe without an answer: the offset is neither readable, nor known to be damaged.
 SILENCE = LogFault("nothing comes from there")
 
 
 def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
-    """Return the error for a failed read: DamagedBatch for damage seen by the client, else ReadFailed.
-
-    The extent of the damage is not measured: the error names a single offset.
-    """
+    """Return the error for a failed read: DamagedBatch, of one offset, if the client found damage, else ReadFailed."""
     fault = LogFault.of(error, offset)
     if fault is None or fault.is_unreadable_by_broker:
         return ReadFailed(topic, partition, offset, error.str())
     return DamagedBatch(topic, partition, offset, offset + 1, error.str())
 
 
-class _UnparsedAnswers(ClientErrors):
-    """Counter of answers unparsable by librdkafka, as found in the client's log."""
+class _ShortAnswers(ClientErrors):
+    """Counter of fetched answers that are too short for librdkafka's parser, which only logs them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.short = 0
+        self.count = 0
 
     def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
-        """Count a line, without passing on the long debug log."""
-        self.short += facility == "PROTOUFLOW" and " for Fetch " in text
+        """Count a line about a short answer; the long debug log is not passed on."""
+        self.count += facility == "PROTOUFLOW" and " for Fetch " in text
 
 
 class LogProbe:
@@ -107,10 +105,10 @@ class LogProbe:
     def fault(self, topic: str, partition: int, offset: int) -> LogFault | None:
         """Return the fault at an offset, or None for a readable offset.
 
-        An end of the log, and a position behind the offset, count as readable. SILENCE if nothing comes within
-        `patience` seconds.
+        The end of the log, and an offset that the consumer passes without a record, count as readable. SILENCE if
+        nothing comes within `patience` seconds.
         """
-        errors = _UnparsedAnswers()
+        errors = _ShortAnswers()
         config = {**consumer_config(self._connection, self._group, errors), **_WHOLE_BATCHES, "debug": "protocol"}
         consumer = open_client(Consumer, config, self._where)
         deadline = time.monotonic() + self._patience
@@ -126,49 +124,49 @@ class LogProbe:
                         return fault
                 elif consumer.position([TopicPartition(topic, partition)])[0].offset > offset:
                     return None
-                if errors.short >= _SHORT_ANSWERS:
+                if errors.count >= _SHORT_ANSWERS:
                     return LogFault("the lengths in it contradict each other")
         finally:
             consumer.close()
         return SILENCE
 
     def damage(self, topic: str, partition: int, position: int, end: int, fault: LogFault) -> DamagedBatch | None:
-        """Return the error for a fault met at a position, with the unreadable offsets.
+        """Return the error with the unreadable offsets around a fault, whose end is found by probes of single offsets.
 
-        The end of the damage is found by probes of single offsets. None if the faults change meanwhile: a broker may be
-        coming or going.
+        None if a second look shows other faults: a broker may be starting or stopping.
 
+        :param position: the offset at which the read met the fault.
         :param end: the end of the offsets known to be in the log.
         """
         first = position if fault.first is None or not 0 <= fault.first < end else fault.first
-        good = self._end(topic, partition, max(first, position), end, fault)
-        last = self.fault(topic, partition, good - 1)
-        behind = self.fault(topic, partition, good)
-        if not _is_same(last, fault) or _is_same(behind, fault):
+        first_good = self._first_good(topic, partition, max(first, position), end, fault)
+        last_fault = self.fault(topic, partition, first_good - 1)
+        next_fault = self.fault(topic, partition, first_good)
+        if not _is_same(last_fault, fault) or _is_same(next_fault, fault):
             return None
         return DamagedBatch(
-            topic, partition, first, good, fault.problem, is_unreadable_by_broker=fault.is_unreadable_by_broker
+            topic, partition, first, first_good, fault.problem, is_unreadable_by_broker=fault.is_unreadable_by_broker
         )
 
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
         """Return the error for a batch whose records have wrong offsets, delivered after a position.
 
-        None if the batch's true offsets are not in the range from `position` to `end`, or if a second read finds all
-        offsets in order.
+        None if the batch's true offsets are not in the range from `position` to `end`, or if a second read delivers
+        all offsets in order.
 
-        :param end: the end of the range to read; the error names no offset beyond.
+        :param end: the end of the range to read; the error names no higher offset.
         """
         start = max(0, position - 1)
-        misplaced_range = misplaced(self._in_order(topic, partition, start, end), start)
+        misplaced_range = misplaced(self._delivered_offsets(topic, partition, start, end), start)
         first, until = misplaced_range or (0, 0)
         if max(first, position) >= min(until, end):
             return None
         return DamagedBatch(topic, partition, first, min(until, end), DISORDER)
 
-    def _in_order(self, topic: str, partition: int, start: int, end: int) -> list[int]:
-        """Return the offsets from `start` to `end`, in the log's order, from a single answer of the broker.
+    def _delivered_offsets(self, topic: str, partition: int, start: int, end: int) -> list[int]:
+        """Return the offsets of the records from `start` to `end`, in the order of delivery.
 
-        Returns the offsets so far at an error, or after `patience` seconds.
+        Whole batches are in a single answer. An error, or the end of `patience` seconds, ends the list early.
         """
         config = {**consumer_config(self._connection, self._group, ClientErrors()), **_WHOLE_BATCHES}
         consumer = open_client(Consumer, config, self._where)
@@ -177,7 +175,7 @@ class LogProbe:
         try:
             consumer.assign([TopicPartition(topic, partition, start)])
             while time.monotonic() < deadline and not (offsets and offsets[-1] == end - 1):
-                for message in consumer.consume(_MANY, 0.1):
+                for message in consumer.consume(_MESSAGES_AT_ONCE, 0.1):
                     if message.error() is not None:
                         return offsets
                     offsets.append(int(message.offset() or 0))
@@ -185,13 +183,12 @@ class LogProbe:
             consumer.close()
         return offsets
 
-    def _end(self, topic: str, partition: int, bad: int, end: int, fault: LogFault) -> int:
-        # Wider and wider steps to a readable offset, then bisection between the last bad and the first good
-        # offset.
+    def _first_good(self, topic: str, partition: int, bad: int, end: int, fault: LogFault) -> int:
+        """Return the first offset above `bad` without the fault, or `end`: by growing steps, then by bisection."""
         good, step = end, 1
         while bad + step < good:
             if _is_same(self.fault(topic, partition, bad + step), fault):
-                bad, step = bad + step, min(2 * step, _WIDEST)
+                bad, step = bad + step, min(2 * step, _WIDEST_STEP)
             else:
                 good = bad + step
         while good - bad > 1:
@@ -203,37 +200,42 @@ class LogProbe:
         return good
 
 
-def _is_same(found: LogFault | None, fault: LogFault) -> bool:
-    """Return whether a fault found at an offset may result from an earlier fault."""
-    return found is not None and (found is SILENCE or found.first == fault.first)
+def _is_same(probed: LogFault | None, fault: LogFault) -> bool:
+    """Return whether a probe's result may be the given fault: the same damaged batch, or no answer."""
+    return probed is not None and (probed is SILENCE or probed.first == fault.first)
 
 
-_WHERE = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
-# With the batch's first offset, the offset of the request, or none.
+_TOPIC_PARTITION = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
+# Errors of the Java client that name the partition, and perhaps the batch's first offset or the request's offset.
 _PLACES = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"Record(?: batch)? for partition {_WHERE} at offset (?P<offset>\d+) is invalid",
-        rf"Encountered corrupt message when fetching offset (?P<offset>\d+) for topic-partition {_WHERE}",
-        rf"Failed to make progress reading messages at {_WHERE}=(?P<offset>\d+)",
-        rf"Received exception when fetching the next record from {_WHERE}\. If needed",
+        rf"Record(?: batch)? for partition {_TOPIC_PARTITION} at offset (?P<offset>\d+) is invalid",
+        rf"Encountered corrupt message when fetching offset (?P<offset>\d+) for topic-partition {_TOPIC_PARTITION}",
+        rf"Failed to make progress reading messages at {_TOPIC_PARTITION}=(?P<offset>\d+)",
+        rf"Received exception when fetching the next record from {_TOPIC_PARTITION}\. If needed",
     )
 )
-# Without a place: of a batch whose head makes no sense.
+# Errors of the Java client that name no partition, for a batch with a damaged header.
 _DAMAGED_FOR_JAVA = re.compile(
     r"CorruptRecordException|InvalidRecordException|Record is corrupt|Record size .* is less than the minimum"
     r"|Invalid magic found in record|Failed to decompress record stream"
 )
 
 
-# A client has read no more than some thousand records beyond its last known position.
+# The offsets of a range in which damage is searched: a client reads only some thousand records ahead of its position.
 MOST_LOOKED_AT = 100_000
 _ENDLESS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class JavaDamage:
-    """A damaged batch by an error's text: the place, as far as known, and the error's line."""
+    """A damaged batch that an error of Kafka's Java client reports.
+
+    :param line: the error's line.
+    :param topic: "" if the error names no partition.
+    :param offset: the batch's first offset, or of the failed request; -1 if unknown.
+    """
 
     line: str
     topic: str = ""
@@ -242,10 +244,7 @@ class JavaDamage:
 
     @classmethod
     def of(cls, error: str) -> JavaDamage | None:
-        """Return the damage that an error's text or a trace reports; None for an error without damage.
-
-        The place is only known if the text names it.
-        """
+        """Return the damage that the text of an error or a stack trace reports, or None for an error without damage."""
         for place in _PLACES:
             if match := place.search(error):
                 groups = match.groupdict()
@@ -255,7 +254,7 @@ class JavaDamage:
         return None if match is None else cls(_line(error, match.start()))
 
     def within(self, ranges: RangeSet) -> RangeSet:
-        """Return the part of the ranges with the damage, as far as the place is known."""
+        """Return the part of the ranges that can have the damage: all ranges if the partition is unknown."""
         if not self.topic:
             return ranges
         return ranges & RangeSet.of(self.topic, self.partition, max(self.offset, 0), _ENDLESS)
@@ -267,7 +266,7 @@ def first_offsets(ranges: RangeSet) -> RangeSet:
 
 
 def find_damage(reader: RecordReader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
-    """Read ranges of a topic up to the first damaged batch, and return it; None if no damage was found.
+    """Read ranges of a topic, and return the first damaged batch, or None if all is readable.
 
     Another error ends the search with a warning, and None.
     """
@@ -282,5 +281,7 @@ def find_damage(reader: RecordReader, state: TopicState, ranges: RangeSet) -> Da
     return None
 
 
-def _line(text: str, at: int) -> str:
-    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0].removeprefix("Caused by: ").strip()[:300]
+def _line(text: str, index: int) -> str:
+    """Return the line of a text around an index, of 300 characters at most, without the "Caused by" of a trace."""
+    start = text.rfind("\n", 0, index) + 1
+    return text[start:].partition("\n")[0].removeprefix("Caused by: ").strip()[:300]

@@ -33,7 +33,7 @@ CHECK_AUTHORITY = (
     "Set ssl.ca.location to a file with the certificate of the authority that signed the brokers' certificates, on "
     "workers and triggerer; and check until when these certificates are valid, and for which names."
 )
-# By a pattern in the error text of the client or the broker.
+# Patterns in the error text of the client or the broker, each with the remedy.
 _REMEDIES = (
     (r"OAUTHBEARER|OIDC|invalid_token", CHECK_CLIENT),
     (r"\balert\b", CHECK_CERTIFICATE),
@@ -115,7 +115,7 @@ class BatchTooLarge(LakestreamError, Terminal):
 
 
 class ReadFailed(LakestreamError, Transient):
-    """A partition answered with a perhaps transient error."""
+    """The read of a partition failed by an error that a retry may not meet."""
 
     def __init__(self, topic: str, partition: int, position: int, problem: str) -> None:
         self.topic, self.partition, self.position = topic, partition, position

@@ -20,8 +20,9 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 
 # The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-groups"
+# Seconds between two looks.
 _PAUSE = 0.5
-# Of a coordinator that has just become one.
+# Errors while a broker becomes a group's coordinator.
 _COORDINATOR_BUSY = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -40,7 +41,7 @@ class GroupInUse(LakestreamError, Transient):
 
 
 class KafkaGroups(KafkaRequests):
-    """Groups of a connection; `watch` reads the committed offsets.
+    """Consumer groups and topics of a connection's cluster.
 
     All methods raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured and TopicMissing.
     """
@@ -54,15 +55,16 @@ class KafkaGroups(KafkaRequests):
         return dict(self.watch.group(group).offsets.get(topic, {}))
 
     def set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set a group's offsets once the group is empty.
+        """Set a group's committed offsets, after the group is empty.
 
         Raises GroupInUse if the group stays in use, or if its coordinator refuses the offsets.
         """
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in sorted(offsets.items())])
+        targets = [TopicPartition(topic, p, offset) for p, offset in sorted(offsets.items())]
+        request = ConsumerGroupTopicPartitions(group, targets)
 
         def ask() -> Future[Any]:
-            asked = self._client().alter_consumer_group_offsets([wanted], request_timeout=REQUEST_TIMEOUT)
-            future: Future[Any] = asked[group]
+            futures = self._client().alter_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = futures[group]
             return future
 
         self.await_empty(group)
@@ -86,22 +88,19 @@ class KafkaGroups(KafkaRequests):
             time.sleep(_PAUSE)  # No event shows the end of a session.
 
     def make_topic(self, topic: str) -> bool:
-        """Create a topic of a single partition, and wait until the brokers have it; return False if the topic exists.
-
-        The topic has the broker's default replication.
-        """
+        """Create a topic of one partition, and wait until the brokers list the topic; return False if it exists."""
 
         def ask() -> Future[Any]:
             new = NewTopic(topic, num_partitions=1, replication_factor=-1)
-            made: Future[Any] = self._client().create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic]
-            return made
+            future: Future[Any] = self._client().create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic]
+            return _with_exists(future)
 
         try:
-            self._ask(f"making topic {topic!r}", lambda: _unless_there(ask()))
+            self._ask(f"making topic {topic!r}", ask)
         except _Exists:
             return False
         deadline = time.monotonic() + REQUEST_TIMEOUT
-        # Brokers hear of it one after the other.
+        # The brokers learn of a new topic one after the other.
         while topic not in self._client().list_topics(timeout=REQUEST_TIMEOUT).topics:
             if time.monotonic() > deadline:
                 raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
@@ -113,25 +112,25 @@ class KafkaGroups(KafkaRequests):
         return KafkaReader(self._connection, _GROUP, poll_timeout=REQUEST_TIMEOUT, where=self._where)
 
     def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
-        """Yield the topic's present records, of committed transactions only.
+        """Yield a topic's records of committed transactions, up to each partition's end.
 
-        Ends at each partition's end, which may have moved since the start. Raises the errors of all methods, and
-        ReadFailed and DamagedBatch.
+        Records that arrive during the read may be among them. Raises the errors of all methods, and ReadFailed and
+        DamagedBatch.
 
         :param starts: the first offsets by partition; default: the log's start.
         """
         marks = self.watch.topic(topic).marks
-        begins = {p: max(one.low, (starts or {}).get(p, 0)) for p, one in marks.items()}
-        reach = {p: begin for p, begin in begins.items() if begin < marks[p].end}
-        if not reach:
+        first_offsets = {p: max(mark.low, (starts or {}).get(p, 0)) for p, mark in marks.items()}
+        first_offsets = {p: offset for p, offset in first_offsets.items() if offset < marks[p].end}
+        if not first_offsets:
             return
         errors = ClientErrors()
         config = {**consumer_config(self._connection, _GROUP, errors), "isolation.level": "read_committed"}
         consumer = open_client(Consumer, config, self._where)
         doing = f"reading topic {topic!r}"
         try:
-            consumer.assign([TopicPartition(topic, p, begin) for p, begin in reach.items()])
-            left, deadline = set(reach), time.monotonic() + REQUEST_TIMEOUT
+            consumer.assign([TopicPartition(topic, p, offset) for p, offset in first_offsets.items()])
+            left, deadline = set(first_offsets), time.monotonic() + REQUEST_TIMEOUT
             while left:
                 message = consumer.poll(0.2)
                 if message is None:
@@ -155,14 +154,19 @@ class _Exists(Exception):
     """The topic exists already."""
 
 
-def _unless_there(future: Future[Any]) -> Future[Any]:
+def _with_exists(future: Future[Any]) -> Future[Any]:
+    """Return a future with the same result, which fails by _Exists instead of Kafka's TOPIC_ALREADY_EXISTS.
+
+    `_ask` would repeat a request that fails by an error of Kafka.
+    """
     outcome: Future[Any] = Future()
 
     def pass_result(done: Future[Any]) -> None:
         error = done.exception()
-        is_there = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-        if error is not None:
-            outcome.set_exception(_Exists() if is_there else error)
+        if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            outcome.set_exception(_Exists())
+        elif error is not None:
+            outcome.set_exception(error)
         else:
             outcome.set_result(done.result())
 

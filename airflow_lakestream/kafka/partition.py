@@ -21,55 +21,57 @@ from airflow_lakestream.core.records import TIMESTAMP_TYPES, RawBatch
 
 def is_rising(offsets: Sequence[int]) -> bool:
     """Return whether each offset is higher than the previous offset."""
-    return isinstance(offsets, range) or all(one < other for one, other in pairwise(offsets))
+    return isinstance(offsets, range) or all(offset < following for offset, following in pairwise(offsets))
 
 
 def misplaced(offsets: Sequence[int], start: int) -> tuple[int, int] | None:
-    """Return the range [first, end) of offsets that the first batch at wrong offsets should have.
+    """Return the true offsets [first, end) of the first batch whose records have wrong offsets.
 
-    None if no offset goes back. The range is empty if the read began behind the batch's place. Compaction may have
-    left holes, so that no place fits exactly: then the place with enough room is taken.
+    A wrong batch shows by a break, where an offset is not higher than the offset before: either the batch before the
+    break has too high offsets, or the batch after the break too low offsets. None without a break. The range is empty
+    if the read began behind the batch's true offsets.
 
     :param offsets: of records in the order of the log, from a single answer of the broker.
     :param start: the first offset of the read.
     """
-    at = next((n for n, (one, other) in enumerate(pairwise(offsets), 1) if other <= one), None)
+    at = next((n for n, (offset, following) in enumerate(pairwise(offsets), 1) if following <= offset), None)
     if at is None:
         return None
     before, after = offsets[at - 1], offsets[at]
-    # Raised offsets before the break fill the room from the last good offset to the next one.
-    there = [start - 1, *offsets]
-    raised = next((there[n] + 1 for n in range(at, -1, -1) if there[n] + at + 1 - n == after), None)
-    if raised is not None:
-        return raised, after
+    # Too high offsets before the break: the records behind some good offset fill exactly the room up to `after`.
+    good_offsets = [start - 1, *offsets]
+    too_high = next((good_offsets[n] + 1 for n in range(at, -1, -1) if good_offsets[n] + at + 1 - n == after), None)
+    if too_high is not None:
+        return too_high, after
     if offsets[0] != start:
         return after, after
-    # Lowered offsets after the break, likewise.
+    # Too low offsets after the break: the records up to some good offset fill exactly the room behind `before`.
     for n in range(at + 1, len(offsets)):
         if offsets[n] == before + 1 + n - at:
             return before + 1, offsets[n]
-    # With holes between them.
-    lower = next((one for one in reversed(offsets[:at]) if one < after), start - 1)
+    # Compaction has left holes, so that no room is filled exactly: take the first place with enough room.
+    lower = next((offset for offset in reversed(offsets[:at]) if offset < after), start - 1)
     if lower + 1 < after:
         return lower + 1, after
-    is_whole = offsets[-1] - after == len(offsets) - 1 - at
-    higher = None if is_whole else next((one for one in offsets[at:] if one > before), None)
+    has_no_holes = offsets[-1] - after == len(offsets) - 1 - at
+    higher = None if has_no_holes else next((offset for offset in offsets[at:] if offset > before), None)
     return before + 1, before + 1 + len(offsets) - at if higher is None else higher
 
 
-# A chunk is handed on at this size or count: large enough for Arrow, small enough for memory and the processor's
-# cache. With 8 MiB it took 5% longer and 50 MiB more: jemalloc does not keep blocks of that size.
+# A chunk is yielded at this size or count: large enough for Arrow, small enough for memory and the processor's cache.
+# With 8 MiB a run took 5% longer and 50 MiB more: jemalloc does not keep blocks of that size.
 CHUNK_BYTES = 4 * 2**20
-# As many as a chunk of 200-byte records has: decoding 34,000 Protobuf messages at once took 1.5% more CPU time.
+# The number of 200-byte records in a chunk: decoding 34,000 Protobuf messages at once took 1.5% more CPU time.
 CHUNK_RECORDS = 20_000
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
 class PartitionBuffer:
-    """A partition's way through the planned range [position, end).
+    """Records of a partition on their way from messages to chunks, within the planned range [position, end).
 
-    `position` is the beginning of the next chunk, `next_offset` follows the last record taken, `seen` is the greatest
-    offset known to be passed: by a record, an end-of-partition, or the consumer's position.
+    `position` is the beginning of the next chunk, and `next_offset` follows the last record in the columns. All offsets
+    below `seen` are passed: by a record, an end-of-partition, or the consumer's position. `heard_at` is the reader's
+    waiting time in seconds at the last sign of the partition. `size` counts the bytes in the columns.
     """
 
     def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
@@ -78,6 +80,7 @@ class PartitionBuffer:
         self.next_offset = self.seen = position
         self._messages: list[Any] = []
         self._stamps: list[npt.NDArray[np.int64]] = []
+        # The offsets of `_messages`, since the last `is_in_order`.
         self._delivered_offsets: Sequence[int] = ()
         self.heard_at = 0.0
         self._clear()
@@ -97,23 +100,23 @@ class PartitionBuffer:
 
     @property
     def reached(self) -> int:
-        """The end of the offsets taken or known to be empty."""
+        """The end of the offsets that are in columns or known to be empty."""
         return max(self.next_offset, self.seen)
 
     @property
     def is_full(self) -> bool:
-        """Whether the taken records are enough for a chunk."""
+        """Whether the columns have enough records for a chunk."""
         return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
 
     def add(self, messages: list[Any], stamps: npt.NDArray[np.int64]) -> None:
-        """Add delivered messages, with timestamps."""
+        """Add delivered messages, with their timestamps in milliseconds."""
         self._messages += messages
         self._stamps.append(stamps)
 
     def is_in_order(self, high: Callable[[], int]) -> bool:
         """Return whether the delivered messages are in order, behind earlier messages and below the log's end.
 
-        Keeps the messages' offsets for `take_messages`. True without messages.
+        True without messages. The messages' offsets are kept for `take_messages`.
 
         :param high: returns the log's end; called only if the last message is behind the range.
         """
@@ -126,22 +129,24 @@ class PartitionBuffer:
     def drop_disordered(self, high: int) -> None:
         """Drop delivered messages with wrong offsets: offsets of other records, or offsets beyond the log's end.
 
-        Offsets step back after a damaged batch with offsets that are too high. So messages before the first step back
-        are dropped if their offsets are not below the offset after the step.
+        After a damaged batch with too high offsets, the next batch begins at a lower offset. So messages before the
+        first step back are dropped if their offsets are not below the offset after the step.
 
         :param high: the log's end.
         """
-        stamps = np.concatenate(self._stamps)
         offsets: list[Any] = list(map(Message.offset, self._messages))
-        at = next((n for n in range(1, len(offsets)) if offsets[n] <= offsets[n - 1]), len(offsets))
-        bounds = [offsets[at] if at < len(offsets) else high] * at + [high] * (len(offsets) - at)
-        there = [offset < bound for offset, bound in zip(offsets, bounds, strict=True)]
-        self._messages, self._stamps = list(compress(self._messages, there)), [stamps[np.array(there, bool)]]
+        step = next((n for n in range(1, len(offsets)) if offsets[n] <= offsets[n - 1]), len(offsets))
+        bound = offsets[step] if step < len(offsets) else high
+        is_right = [offset < bound for offset in offsets[:step]] + [offset < high for offset in offsets[step:]]
+        self._messages = list(compress(self._messages, is_right))
+        self._stamps = [np.concatenate(self._stamps)[np.array(is_right, bool)]]
 
     def take_messages(self, parts: frozenset[RecordPart]) -> int:
-        """Move the delivered messages into columns, except messages behind the range; return the bytes taken.
+        """Move the delivered messages into columns, except messages behind the range; return the bytes added.
 
-        Call `is_in_order` before: the messages must be in order, and the offsets are taken from there.
+        Call `is_in_order` before: the messages must be in order, and that call has kept their offsets.
+
+        :param parts: the parts of records to keep, in addition to offsets, timestamps and values.
         """
         if not self._messages:
             return 0
@@ -150,14 +155,13 @@ class PartitionBuffer:
         offsets = self._delivered_offsets
         if offsets[-1] >= self.end:
             self.seen = max(self.seen, offsets[-1])
-            wanted = [offset < self.end for offset in offsets]
-            messages, stamps = list(compress(messages, wanted)), stamps[np.array(wanted)]
-            offsets = list(compress(offsets, wanted))
+            in_range = [offset < self.end for offset in offsets]
+            messages, stamps = list(compress(messages, in_range)), stamps[np.array(in_range)]
+            offsets = list(compress(offsets, in_range))
             if not messages:
                 return 0
         before = self.size
-        # Build the Arrow array at once, while the values are in the cache: it is small, and is handed on without a
-        # copy.
+        # Build the Arrow array now, while the values are in the processor's cache.
         values = pa.array(list(map(Message.value, messages)), pa.binary())
         self._values.append(values)
         self._count += len(values)
@@ -173,7 +177,7 @@ class PartitionBuffer:
         return self.size - before
 
     def chunk(self, until: int) -> RecordChunk:
-        """Return the taken records as a chunk up to `until`, and begin the next chunk there."""
+        """Return the records in the columns as a chunk up to the offset `until`, and begin the next chunk there."""
         batch = RawBatch(
             self.topic,
             self.partition,
@@ -192,7 +196,7 @@ class PartitionBuffer:
 def _offsets(messages: Sequence[Any]) -> Sequence[int]:
     """Return the messages' offsets, in the messages' order.
 
-    If first, last and number fit, these are a range, without a call for each message.
+    If the first and the last offset fit the number of messages, a range is returned, without a call for each message.
     """
     first, last = messages[0].offset(), messages[-1].offset()
     if last - first + 1 == len(messages):
@@ -228,11 +232,12 @@ _COLUMNS: Mapping[RecordPart, Callable[[Sequence[Any]], tuple[pa.Array, int]]] =
 
 
 def _one_array(pieces: Sequence[pa.Array]) -> pa.Array:
-    # A single array is returned as it is: Arrow would copy it.
+    # Arrow would copy even a single array.
     return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
 
 def _joined(pieces: Sequence[Sequence[int]], count: int) -> Sequence[int]:
+    """Return all offsets of the pieces, as a range if `count` offsets have no holes."""
     if count and pieces[-1][-1] - pieces[0][0] + 1 == count:
         return range(pieces[0][0], pieces[-1][-1] + 1)
     return [offset for piece in pieces for offset in piece]

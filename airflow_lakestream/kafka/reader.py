@@ -1,4 +1,4 @@
-"""Reader of exactly the planned ranges, assigned, never subscribed. A range ends by position, not by an empty poll."""
+"""Reader of exactly the planned ranges: assigned, never subscribed. A range ends by position, not by an empty poll."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_lakestream.kafka.errors import (
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, PartitionBuffer
 from airflow_lakestream.runtime.interpreter import calm_collector
 
-# From this many messages per partition on, asking for all positions is faster than asking each message.
+# From this number of messages per partition on, one request for all positions is faster than a look at each message.
 _WORTH_ASKING = 32
 
 
@@ -40,41 +40,41 @@ class ConsumerPositions:
 
     def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
         self._consumer = consumer
-        self._asked = [TopicPartition(topic, p) for p in partitions]
-        self._known = {tp.partition: OFFSET_INVALID for tp in self._asked}
+        self._partitions = [TopicPartition(topic, p) for p in partitions]
+        self._last_positions = {tp.partition: OFFSET_INVALID for tp in self._partitions}
 
-    def the_one_moved(self, count: int) -> int | None:
-        """Return the only partition of the last `count` messages; None if unknown or several.
+    def only_moved_partition(self, count: int) -> int | None:
+        """Return the only partition of the last `count` messages; None for several partitions, or for few messages.
 
-        None, too, for few messages: asking for the positions is then slower than asking each message. A position moves
-        with each message that consume() returns, and otherwise only over what it skips: `rd_kafka_q_serve_rkmessages`
-        in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
+        For few messages a request for the positions is slower than a look at each message. A position moves with each
+        message that consume() returns, and otherwise only over skipped offsets: `rd_kafka_q_serve_rkmessages` in
+        librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
         """
-        if count < _WORTH_ASKING * len(self._asked):
-            # Partitions that move now are noticed at the next look.
+        if count < _WORTH_ASKING * len(self._partitions):
+            # The positions stay unread: the next request finds these partitions moved, too.
             return None
-        now = {tp.partition: tp.offset for tp in self._consumer.position(self._asked)}
-        moved = [partition for partition, offset in now.items() if offset != self._known[partition]]
-        self._known = now
+        positions = {tp.partition: tp.offset for tp in self._consumer.position(self._partitions)}
+        moved = [partition for partition, offset in positions.items() if offset != self._last_positions[partition]]
+        self._last_positions = positions
         return moved[0] if len(moved) == 1 else None
 
 
 def runs(messages: Sequence[Any], positions: ConsumerPositions) -> Iterator[tuple[int, int, int]]:
     """Yield runs of neighbouring messages of a partition, as (partition, first index, index behind the last).
 
-    Mostly all messages are of a single partition: then the positions show this without a look at each message.
+    Mostly all messages are of a single partition, which the positions show without a look at each message.
     """
     count = len(messages)
-    if (only := positions.the_one_moved(count)) is not None:
+    if (only := positions.only_moved_partition(count)) is not None:
         yield only, 0, count
         return
-    numbers: list[Any] = list(map(Message.partition, messages))
-    at = 0
-    while at < count:
-        number = numbers[at]
-        until = next((i for i in range(at, count) if numbers[i] != number), count)
-        yield number, at, until
-        at = until
+    partitions: list[Any] = list(map(Message.partition, messages))
+    start = 0
+    while start < count:
+        partition = partitions[start]
+        until = next((i for i in range(start, count) if partitions[i] != partition), count)
+        yield partition, start, until
+        start = until
 
 
 def timestamps(messages: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -82,32 +82,35 @@ def timestamps(messages: Sequence[Any]) -> npt.NDArray[np.int64]:
     return np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages))
 
 
-# consume() waits its whole time-out unless this many arrive. More were no faster: they leave the processor's cache.
+# The most messages that one consume() waits for. More messages were no faster: they leave the processor's cache.
 CONSUME = 1_000
-# Fewer for large records, about this many bytes: until they are in columns they are held twice.
+# The most bytes of one consume(), which asks for fewer large records: until records are in columns, memory has two
+# copies of them.
 CONSUME_BYTES = 4 * 2**20
+# Seconds that consume() waits.
 POLL = 0.1
-# A probe of a single offset takes at most this long.
+# The most seconds for a probe of a single offset.
 PROBE = 10.0
-# When all partitions together hold this much, the fullest are handed on: with many partitions none gets full.
+# With more bytes in all partitions together, the fullest yield chunks: of many partitions, none gets full in time.
 HELD_BYTES = 4 * CHUNK_BYTES
 _ENDLESS = 2**63 - 1
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
 class ReadingPace:
-    """Waits after each piece of records, so that a second has no more than a number of bytes on average.
+    """Limit of the bytes that a reader takes in a second, on average: the reader waits after each piece of records.
 
     :param bytes_per_second: above 0.
     """
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
+        # The monotonic time at which the next piece may be read.
         self._due = 0.0
 
     @property
     def queued_kbytes(self) -> int:
-        """Kilobytes that librdkafka may read ahead: those of a second."""
+        """Kilobytes that librdkafka may read ahead: the bytes of a second."""
         return max(1, min(16 * 1024, self.bytes_per_second // 1024))
 
     def wait(self, size: int, cancelled: threading.Event) -> None:
@@ -168,34 +171,35 @@ class KafkaReader:
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
         positions = ConsumerPositions(consumer, plan.state.identity.topic, parts)
-        # Without a size of records, a slow reader begins with one.
+        # The size of the records is not known yet, so a reader with a limit begins with a single record.
         polled, most = 0.0, CONSUME if self._pace is None else 1
         try:
             consumer.assign([_assignment(part, plan.known_epoch(p, part.position)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
                 started = time.monotonic()
-                # Ask for no more records than are left, or the last records would wait for unwanted ones.
+                # Ask for no more records than are left: consume() would wait for records behind the ranges.
                 left = sum(part.end - part.next_offset for part in parts.values())
                 wanted = max(1, min(most, left))
                 messages = consumer.consume(wanted, POLL)
-                # Only waiting for Kafka counts towards a stall, not the time of the chunks' consumer.
+                # Only waiting for Kafka counts towards a stall, not the time of the caller that gets the chunks.
                 polled += time.monotonic() - started
                 if errors.fatal is not None:
                     raise KafkaRefused(self._where, f"reading {plan.state.identity.topic}", errors.fatal.str())
                 if errors.too_large:
-                    # The batch would fail again and again, and nothing behind it would ever come.
-                    stuck = {p: part.reached for p, part in parts.items()}
-                    raise BatchTooLarge(plan.state.identity.topic, stuck, self._where, errors.too_large)
+                    # The batch would fail again and again, and no record behind it would ever come.
+                    reached = {p: part.reached for p, part in parts.items()}
+                    raise BatchTooLarge(plan.state.identity.topic, reached, self._where, errors.too_large)
                 count, size = len(messages), 0
                 heard = self._sort_in(messages, parts, positions)
-                # Free the messages: they are in columns soon, and the chunks' consumer may be slow.
+                # Free the messages: they are in columns soon, and the caller that gets the chunks may be slow.
                 del messages
                 for part in heard:
                     part.heard_at = polled
                     self._check_order(consumer, part)
                     size += part.take_messages(self._parts)
                     yield from _advance(consumer, parts, part)
-                # A slow reader would fill a chunk in minutes: its chunks are small, so that commits are in time.
+                # A reader with a limit would fill a chunk in minutes: it yields small chunks, so that commits are in
+                # time.
                 yield from _relieve(parts, HELD_BYTES if self._pace is None else 0)
                 if count < wanted:
                     yield from self._look_at_quiet(consumer, parts, polled, errors)
@@ -208,15 +212,16 @@ class KafkaReader:
             consumer.close()
 
     def _check_order(self, consumer: Consumer, part: PartitionBuffer) -> None:
-        """Check the offsets of a partition's delivered records: a damaged batch may have given them wrong offsets.
+        """Check that a partition's delivered records have no wrong offsets, as records of a damaged batch have.
 
-        Records with wrong offsets are dropped if their true offsets need not be read. Raises DamagedBatch otherwise.
+        Records with wrong offsets are dropped if their true offsets are not in the range. Raises DamagedBatch
+        otherwise.
         """
         if part.is_in_order(partial(_log_end, consumer, part)):
             return
         if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
             raise damaged
-        # The true offsets of the damaged batch need not be read, and the records after the batch are in order.
+        # The true offsets of the damaged batch are not in the range, and the records after the batch are in order.
         log_end = _log_end(consumer, part, ask_leader=True)
         part.drop_disordered(log_end)
         if not part.is_in_order(lambda: log_end):
@@ -225,10 +230,10 @@ class KafkaReader:
     def _look_at_quiet(
         self, consumer: Consumer, parts: dict[int, PartitionBuffer], polled: float, errors: ClientErrors
     ) -> Iterator[RecordChunk]:
-        """Advance partitions after a move of the position without a record: over markers, aborts and holes.
+        """Advance partitions whose position moved without a record, over markers, aborted records and holes.
 
-        Raises StalledPartition for a partition without data for `poll_timeout` seconds, or DamagedBatch if a probe
-        finds damage there.
+        Yields the chunks of finished partitions. Raises StalledPartition for a partition without data for
+        `poll_timeout` seconds, or DamagedBatch if a probe finds damage there.
 
         :param polled: seconds that the reader has waited for Kafka in all.
         """
@@ -265,11 +270,11 @@ class KafkaReader:
             messages = self._without_errors(messages, parts)
             stamps = timestamps(messages)
         heard: dict[int, PartitionBuffer] = {}
-        for number, at, until in runs(messages, positions):
-            part = parts.get(number)
+        for partition, start, until in runs(messages, positions):
+            part = parts.get(partition)
             if part is not None:
-                part.add(messages[at:until], stamps[at:until])
-                heard[number] = part
+                part.add(messages[start:until], stamps[start:until])
+                heard[partition] = part
         return [*heard.values(), *(part for p, part in parts.items() if part.at_end and p not in heard)]
 
     def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, PartitionBuffer]) -> list[Any]:
@@ -280,8 +285,8 @@ class KafkaReader:
             if error is None:
                 good.append(message)
             elif (part := parts.get(message.partition())) is not None:
-                before = next((m.offset() + 1 for m in reversed(good) if m.partition() == part.partition), 0)
-                self._sort_in_damage(error, message, part, max(part.reached, before))
+                delivered = next((m.offset() + 1 for m in reversed(good) if m.partition() == part.partition), 0)
+                self._sort_in_damage(error, message, part, max(part.reached, delivered))
             elif error.code() in AUTHENTICATION | AUTHORIZATION - {KafkaError.GROUP_AUTHORIZATION_FAILED}:
                 raise KafkaRefused(self._where, "reading", error.str())
         return good
@@ -296,7 +301,7 @@ class KafkaReader:
             # An error behind the range does not matter.
             return
         if fault is not None and fault.first == part.end:
-            # The damaged batch begins behind the range, so that all before is read.
+            # The damaged batch begins behind the range, whose records are all read.
             part.seen = part.end
             return
         if fault is not None:
@@ -304,11 +309,12 @@ class KafkaReader:
         self._sort_in_error(error, message, part)
 
     def _raise_damaged(self, fault: LogFault, part: PartitionBuffer, position: int) -> None:
-        """Raise DamagedBatch if a second look confirms the fault."""
+        """Raise DamagedBatch if probes confirm the fault."""
         if damaged := self._probe.damage(part.topic, part.partition, position, part.end, fault):
             raise damaged
 
     def _sort_in_error(self, error: KafkaError, message: Any, part: PartitionBuffer) -> None:
+        """Note a partition's end, ignore errors that librdkafka retries, and raise other errors as our own."""
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
             # Reading assigned ranges needs no group: its committed offsets only serve lag tools.
@@ -330,21 +336,19 @@ class KafkaReader:
 def _log_end(consumer: Consumer, part: PartitionBuffer, *, ask_leader: bool = False) -> int:
     """Return the end of a partition's log, or a number above all offsets if the end is unknown.
 
-    :param ask_leader: ask the leader. Otherwise the newest answer to a fetch has the end: a follower's may be too low.
+    :param ask_leader: ask the partition's leader. Otherwise the newest answer to a fetch is used, whose end may be too
+        low if a follower answered.
     """
-    where = TopicPartition(part.topic, part.partition)
+    tp = TopicPartition(part.topic, part.partition)
     try:
-        marks = consumer.get_watermark_offsets(where, timeout=PROBE, cached=not ask_leader)
+        marks = consumer.get_watermark_offsets(tp, timeout=PROBE, cached=not ask_leader)
     except KafkaException:
         return _ENDLESS
     return int(marks[1]) if marks is not None and marks[1] >= 0 else _ENDLESS
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, PartitionBuffer]]:
-    """Yield the first ranges of all partitions, then the second ranges, and further.
-
-    Each layer has at most a single range of a partition, by partition.
-    """
+    """Yield the first range of each partition, then each second range, and further, as buffers by partition."""
     topic = plan.state.identity.topic
     left = {p: list(plan.ranges.intervals(topic, p)) for _, p in plan.ranges.partitions}
     while left:
@@ -353,7 +357,7 @@ def _layers(plan: Plan) -> Iterator[dict[int, PartitionBuffer]]:
 
 
 def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: PartitionBuffer) -> Iterator[RecordChunk]:
-    """Yield the partition's chunk if full or at the end of the range; at the end, give the partition up.
+    """Yield the partition's chunk if the chunk is full, or if the range is at its end.
 
     A partition at its end is removed from `parts` and from the consumer.
     """
@@ -366,7 +370,7 @@ def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: Partit
 
 
 def _relieve(parts: Mapping[int, PartitionBuffer], most: int) -> Iterator[RecordChunk]:
-    """Yield chunks of the fullest partitions, until all partitions together hold no more than `most` bytes."""
+    """Yield chunks of the fullest partitions, until all partitions together have no more than `most` bytes."""
     while sum(part.size for part in parts.values()) > most:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)

@@ -1,4 +1,4 @@
-"""Requests to a cluster, each with a deadline: repeated if a repetition may help, else failed at once."""
+"""Requests to a cluster, each with a deadline; repeated if a repetition may help."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from airflow_lakestream.kafka.errors import (
     TopicMissing,
 )
 
+# Seconds for a request with its repetitions, between two repetitions, and between two looks for an answer.
 REQUEST_TIMEOUT = 20.0
 _RETRY_PAUSE = 0.2
+_POLL_INTERVAL = 0.05
 # Another broker leads the partition, or the same broker with a new epoch.
 _OTHER_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-_POLL_INTERVAL = 0.05
 
 Answer = TypeVar("Answer")
 
@@ -75,12 +76,13 @@ class KafkaRequests:
                     raise self._unavailable(doing, error.str(), deadline) from e
                 self._errors.last = f"{error.name()}: {error.str()}"
                 if error.code() in _OTHER_EPOCH:
-                    # Only a new client asks for the leader: an admin's requests keep the epoch that librdkafka knew
-                    # first (librdkafka #4620 is the same for consumers).
+                    # Only a new client asks who leads: an admin client keeps the leader's epoch that it learned first
+                    # (librdkafka #4620 is the same for consumers).
                     self._admin = None
                 time.sleep(_RETRY_PAUSE)
 
     def _wait(self, doing: str, future: Future[Answer], deadline: float) -> Answer:
+        """Return the answer of a request. Raises its KafkaException, and KafkaRefused and KafkaUnavailable."""
         client = self._client()
         while not future.done():
             # poll() serves error_cb: a refused password is only an error of the client, never an answer.
@@ -99,29 +101,23 @@ class KafkaRequests:
 
 
 def no_answer(result: Any) -> bool:
-    """Return whether a partition's answer for low or end has no offset.
-
-    While leaders move, a partition that no broker has answered for has the offset -1, and no error. Taken for an
-    offset, it would make a group begin at -1.
-    """
+    """Return whether an answer for a partition's low or end has no offset: without a leader it is -1, and no error."""
     return bool(result.offset < 0)
 
 
 def gather(
-    futures: Mapping[TopicPartition, Future[Any]], lacks: Callable[[Any], bool] = lambda _: False
+    futures: Mapping[TopicPartition, Future[Any]], is_missing: Callable[[Any], bool] = lambda _: False
 ) -> Future[Any]:
-    """Return a future of all results; the future fails with the first failure, or if a result lacks an answer.
+    """Return a future of all results by partition; the future fails with the first failure.
 
-    Without futures the result is empty at once.
-
-    :param lacks: returns whether a result has no answer; the failure is then one that is worth a repetition.
+    :param is_missing: returns whether a result has no answer, which is a failure that `KafkaRequests` repeats.
     """
     gathered: Future[Any] = Future()
     results: dict[TopicPartition, Any] = {}
 
     def collect(tp: TopicPartition, future: Future[Any]) -> None:
         error = future.exception()
-        if error is None and lacks(future.result()):
+        if error is None and is_missing(future.result()):
             problem = f"no broker has answered for {tp.topic}[{tp.partition}]"
             error = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, problem))
         if error is not None:

@@ -1,6 +1,6 @@
-"""A topic seen from outside: identity, watermarks, beginnings, and the group's committed offsets.
+"""State of a topic: identity, watermarks, offsets by time, and the group's committed offsets.
 
-Never subscribes: everything here is an admin request with a deadline.
+All are admin requests with a deadline; nothing subscribes to the topic.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
-    ListOffsetsResultInfo,
-    OffsetSpec,
-)
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
 
 from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
@@ -40,15 +37,16 @@ from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests, ga
 log = logging.getLogger(__name__)
 
 
+# Seconds for writing the group's committed offsets, which only serve other tools.
 MIRROR_TIMEOUT = 5.0
-# The metadata of a refused offset, followed by the log's end. Setting the offset again overwrites it.
+# The metadata of a refused committed offset, followed by the log's end. A new commit of the offset overwrites it.
 _REFUSED = "refused by airflow-lakestream: beyond the log's end at "
 
 
 class GroupOffsets(KafkaRequests):
     """Committed offsets of a group and a topic.
 
-    :param notes_refusals: writes a refusal into the group; False for a look that changes nothing.
+    :param notes_refusals: whether the metadata of a refused offset gets a note; False for a look that changes nothing.
     """
 
     def __init__(
@@ -71,9 +69,9 @@ class GroupOffsets(KafkaRequests):
             )
 
     def _committed(self, partitions: Iterable[int]) -> dict[int, TopicPartition]:
-        """Return the group's committed offsets by partition, without uncommitted partitions.
+        """Return the group's committed offsets by partition, without partitions that have none.
 
-        Raises KafkaUnavailable if the answer lacks a partition, and the errors of `_ask`.
+        Raises KafkaUnavailable if the answer has an error for a partition, and the errors of `_ask`.
         """
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in partitions])
 
@@ -85,7 +83,7 @@ class GroupOffsets(KafkaRequests):
         doing = f"reading the committed offsets of group {self._group!r}"
         answer = self._ask(doing, ask)
         if failed := [tp.error for tp in answer.topic_partitions if tp.error is not None]:
-            # Errors come per partition; taken for "none", an error would make the group begin at the log's start.
+            # If a partition's error counted as "no offset", the group would begin at the log's start.
             raise self._unavailable(doing, failed[0].str())
         return {tp.partition: tp for tp in answer.topic_partitions if tp.offset >= 0}
 
@@ -93,14 +91,14 @@ class GroupOffsets(KafkaRequests):
         """Refuse to begin at committed offsets beyond the log's end. Raises InvalidArgument.
 
         The records up to such an offset would be skipped. The log may grow past the offset, which does not make the
-        offset right. So the first refusal is noted in the group, and later runs refuse by the note, until the offset is
-        set again.
+        offset right. So the first refusal is noted in the offset's metadata, and later runs refuse by the note, until
+        the offset is committed again.
 
-        :param ends: by partition, the end of the log, open transactions included; of partitions that may be beyond it.
+        :param ends: the end of the log, open transactions included, of the partitions whose offset may be beyond it.
         """
-        known = {p: end for p, tp in committed.items() if (end := _noted_end(tp)) is not None}
-        new = {p: end for p, end in ends.items() if p not in known and committed[p].offset > end}
-        if not (refused := known | new):
+        noted = {p: end for p, tp in committed.items() if (end := _noted_end(tp)) is not None}
+        new = {p: end for p, end in ends.items() if p not in noted and committed[p].offset > end}
+        if not (refused := noted | new):
             return
         where = ", ".join(
             f"{self._topic}[{p}] {committed[p].offset} (its log ended at {end})" for p, end in sorted(refused.items())
@@ -123,7 +121,7 @@ class GroupOffsets(KafkaRequests):
         )
 
     def _write(self, offsets: Iterable[TopicPartition]) -> str | None:
-        """Write offsets of the group; return the reason of a failure, or None. Raises no error of Kafka."""
+        """Write committed offsets of the group; return the reason of a failure, or None. Raises no error of Kafka."""
         if not (targets := list(offsets)):
             return None
         request = ConsumerGroupTopicPartitions(self._group, targets)
@@ -138,14 +136,14 @@ class GroupOffsets(KafkaRequests):
 
 
 def _noted_end(tp: TopicPartition) -> int | None:
-    """Return the log's end noted at the refusal of an offset; None for an offset never refused."""
+    """Return the log's end that the metadata of a refused offset has, or None for an offset never refused."""
     end = str(tp.metadata or "").removeprefix(_REFUSED)
     return int(end) if end != tp.metadata and end.isdigit() else None
 
 
-# Producers' clocks may be this much ahead of ours.
+# Producers' clocks may be ahead of ours by this time.
 CLOCK_SKEW_MS = 10 * 60 * 1000
-# Seconds for a list of topics, which only helps an error.
+# Seconds for the list of topics in the error for a missing topic.
 _NAMES_TIMEOUT = 5.0
 # The greatest timestamp that a record can have.
 _LAST_MS = 2**63 - 1
@@ -153,7 +151,7 @@ _LAST_MS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Beginning of a group without an origin; `timestamp_ms` belongs to `timestamp`."""
+    """Offset or time where a new group's first run begins; `timestamp_ms` is for StartOffset.TIMESTAMP."""
 
     offset: StartOffset = StartOffset.EARLIEST
     timestamp_ms: int | None = None
@@ -200,7 +198,7 @@ class KafkaSource(GroupOffsets):
         return self._describe()[0]
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return the beginnings of a group without an origin, by partition; see `core.ports.TopicSource`.
+        """Return the offsets where a group's first run begins, by partition; see `core.ports.TopicSource`.
 
         Raises InvalidArgument for a missing timestamp, a group without committed offsets, and offsets beyond the log's
         end.
@@ -219,10 +217,10 @@ class KafkaSource(GroupOffsets):
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
-        """Return the first offset at or after `at_ms` by partition; see `core.ports.TopicSource`.
+        """Return the first offset at or after the time `at_ms`, by partition; see `core.ports.TopicSource`.
 
         A record dated in the future is not a boundary: it would be the boundary of every later time, and would hold
-        back all records behind it. The log is then read on to the first record with a credible time.
+        back all records behind it. Instead the log is read from there to the first record with a credible time.
         """
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
         if at_ms > latest_ms:
@@ -259,12 +257,11 @@ class KafkaSource(GroupOffsets):
         if at_ms > _LAST_MS:
             return {p: (m.end, at_ms) for p, m in marks.items()}
         offsets = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
-        # Kafka answers -1 without such a record: that means the end, never the earliest offset.
-        none = [p for p in marks if offsets[p].offset < 0]
-        firsts = {p: (offsets[p].offset, offsets[p].timestamp) for p in marks} | {
-            p: (marks[p].end, at_ms) for p in none
-        }
-        for p in self._unproven(marks, none, at_ms):
+        # Kafka answers -1 if there is no such record: that means the end, never the earliest offset.
+        without_record = [p for p in marks if offsets[p].offset < 0]
+        firsts = {p: (offsets[p].offset, offsets[p].timestamp) for p in marks}
+        firsts |= {p: (marks[p].end, at_ms) for p in without_record}
+        for p in self._unproven(marks, without_record, at_ms):
             log.info(
                 "%s[%s]: Kafka finds no record at or after %s ms, but may miss one since records were deleted; "
                 "the log is read from offset %s.",
@@ -276,25 +273,27 @@ class KafkaSource(GroupOffsets):
             firsts[p] = self._scan_on(state, p, marks[p].low, at_ms, _LAST_MS)
         return firsts
 
-    def _unproven(self, marks: Mapping[int, PartitionWatermarks], none: Iterable[int], at_ms: int) -> list[int]:
-        """Return the partitions with a possible record at or after a time, against Kafka's answer.
+    def _unproven(
+        self, marks: Mapping[int, PartitionWatermarks], without_record: Iterable[int], at_ms: int
+    ) -> list[int]:
+        """Return the partitions that may have a record at or after a time, although Kafka answered that none has.
 
         Kafka looks into one segment only: the first whose newest timestamp is young enough. After DeleteRecords, that
-        timestamp may be of a record below the log's start, and Kafka does not look into the segments after it. The
-        newest timestamp of the partition (KIP-734) proves the answer if it is older; so does a first record at the end
-        or behind it, in a transaction that is still open.
+        timestamp may be of a record below the log's start, and Kafka does not look into later segments. The answer is
+        proven by an older newest timestamp of the partition (KIP-734), or by a first uncommitted record at or behind
+        the end, in a transaction that is still open.
         """
-        some = [p for p in none if marks[p].low < marks[p].end]
-        newest = self._list_offsets(some, OffsetSpec.max_timestamp, IsolationLevel.READ_UNCOMMITTED)
-        # A partition with records but without a newest timestamp was not looked at, which proves nothing.
-        some = [p for p in some if newest[p].offset < 0 or newest[p].timestamp >= at_ms]
-        firsts = self._list_offsets(some, lambda: OffsetSpec.for_timestamp(at_ms), IsolationLevel.READ_UNCOMMITTED)
-        return [p for p in some if firsts[p].offset < marks[p].end]
+        unproven = [p for p in without_record if marks[p].low < marks[p].end]
+        newest = self._list_offsets(unproven, OffsetSpec.max_timestamp, IsolationLevel.READ_UNCOMMITTED)
+        # An answer without a newest timestamp, for a partition with records, proves nothing.
+        unproven = [p for p in unproven if newest[p].offset < 0 or newest[p].timestamp >= at_ms]
+        firsts = self._list_offsets(unproven, lambda: OffsetSpec.for_timestamp(at_ms), IsolationLevel.READ_UNCOMMITTED)
+        return [p for p in unproven if firsts[p].offset < marks[p].end]
 
     def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> tuple[int, int]:
-        """Read on to the first record with a timestamp from `at_ms` to `latest_ms`; return offset and timestamp.
+        """Read from `start` to the first record with a timestamp from `at_ms` to `latest_ms`.
 
-        Without such a record, returns the partition's end and `at_ms`.
+        Returns the record's offset and timestamp, or the partition's end and `at_ms` if there is no such record.
         """
         reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
         end = state.marks[partition].end
@@ -317,7 +316,7 @@ class KafkaSource(GroupOffsets):
         above = [p for p, tp in committed.items() if tp.offset > marks[p].end]
         # A group that does not wait for transactions may be at the high watermark.
         ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
-        self._refuse_beyond(committed, {p: one.offset for p, one in ends.items()})
+        self._refuse_beyond(committed, {p: end.offset for p, end in ends.items()})
         if uncommitted := sorted(set(marks) - set(committed)):
             log.info(
                 "%s%s: group %r committed no offset; begins at the log's start.", self._topic, uncommitted, self._group
@@ -344,7 +343,7 @@ class KafkaSource(GroupOffsets):
         return TopicIdentity(self._topic, topic_id, self._cluster_id), partitions
 
     def _names(self) -> list[str]:
-        """Return the cluster's topics, or none if the cluster does not answer: only an error is better for them."""
+        """Return the cluster's topics for an error, or an empty list if the cluster does not answer."""
         try:
             return list(self._client().list_topics(timeout=_NAMES_TIMEOUT).topics)
         except KafkaException:
@@ -355,7 +354,7 @@ class KafkaSource(GroupOffsets):
     ) -> dict[int, ListOffsetsResultInfo]:
         """Return the broker's offsets by partition, from a single request; empty without partitions.
 
-        :param spec: makes the question for a partition: the low, the end, or the first offset at a time.
+        :param spec: returns the requested offset of a partition: the low, the end, or the first at a time.
         :param isolation: default: the connection's level.
         """
         wanted = list(partitions)
@@ -366,7 +365,7 @@ class KafkaSource(GroupOffsets):
             request = {TopicPartition(self._topic, p): spec() for p in wanted}
             level = self._isolation if isolation is None else isolation
             futures = self._client().list_offsets(request, isolation_level=level, request_timeout=REQUEST_TIMEOUT)
-            # Each log has a low and an end; of a time there may be no record.
+            # Each log has a low and an end, but may have no record at a time.
             return gather(futures, no_answer) if spec in (OffsetSpec.latest, OffsetSpec.earliest) else gather(futures)
 
         answers = self._ask(f"reading the offsets of topic {self._topic!r}", ask)
@@ -374,18 +373,19 @@ class KafkaSource(GroupOffsets):
 
 
 def _epoch(value: int | None) -> int | None:
+    """Return a leader's epoch, or None for librdkafka's -1."""
     return value if value is not None and value >= 0 else None
 
 
 @dataclass(frozen=True)
 class SourceFromOffsets:
-    """A topic with given first offsets, without commits of group offsets."""
+    """A topic whose first run begins at given offsets, without commits of group offsets."""
 
     inner: TopicSource
     begin: Mapping[int, int]
 
     def look(self) -> TopicState:
-        """Return the topic's present state."""
+        """Return the topic's identity and watermarks."""
         return self.inner.look()
 
     def identity(self) -> TopicIdentity:
@@ -397,7 +397,7 @@ class SourceFromOffsets:
         return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
-        """Return the boundary of a time, by partition."""
+        """Return the first offset at or after a time, by partition."""
         return self.inner.boundaries(state, at_ms)
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Watch on a cluster by a single admin client: ends, committed offsets, retention, unread records."""
+"""State of a cluster for sensors, by a single admin client: ends, committed offsets, retention, unread records."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
-    AdminClient,
-    ConfigResource,
-    OffsetSpec,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import OffsetsGone, TimeBoundary
@@ -39,11 +35,12 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
-# Remembered records in all: 16 bytes each.
+# The most records whose timestamps are remembered: 16 bytes each.
 _REMEMBERED = 1_000_000
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
-_Key: TypeAlias = tuple[str, int]
+# The topic's id, or its name on brokers without ids, and the partition.
+_PartitionKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,13 @@ class RecordTimestamps:
         """Offset and timestamp of the oldest record, or None without records."""
         if not len(self.millis):
             return None
-        at = int(self.millis.argmin())
-        return int(self.offsets[at]), int(self.millis[at])
+        index = int(self.millis.argmin())
+        return int(self.offsets[index]), int(self.millis[index])
 
     def before(self, topic: str, partition: int, at_ms: int) -> RangeSet:
         """Return the offsets of the records from before a time."""
         old = self.offsets[self.millis < at_ms]
-        # A range ends at an offset that the next one does not follow.
+        # Each range ends before a gap in the offsets.
         ends = np.flatnonzero(np.diff(old) != 1)
         firsts = old[np.concatenate([[0], ends + 1])] if len(old) else old
         lasts = old[np.concatenate([ends, [len(old) - 1]])] if len(old) else old
@@ -74,6 +71,8 @@ class RecordTimestamps:
 
 @dataclass(frozen=True)
 class _KnownTimestamps:
+    """The timestamps of a partition's records in the ranges `covered`."""
+
     covered: RangeSet
     stamps: RecordTimestamps
 
@@ -82,7 +81,7 @@ _NOTHING = _KnownTimestamps(RangeSet(), RecordTimestamps(np.empty(0, np.int64), 
 
 
 class TimestampCache:
-    """Timestamps read through a connection. Thread-safe.
+    """Cache of the records' timestamps read through a connection. Thread-safe.
 
     :param connection: librdkafka configuration.
     :param group: name in brokers' logs; nothing is committed for it.
@@ -91,11 +90,11 @@ class TimestampCache:
 
     def __init__(self, connection: Mapping[str, Any], group: str, where: str) -> None:
         self._reader = KafkaReader(connection, group, poll_timeout=REQUEST_TIMEOUT, where=where)
-        self._known: OrderedDict[_Key, _KnownTimestamps] = OrderedDict()
+        self._known: OrderedDict[_PartitionKey, _KnownTimestamps] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, state: TopicState, ranges: RangeSet) -> dict[int, RecordTimestamps]:
-        """Return the timestamps of the ranges' records by partition, without partitions with lost records.
+        """Return the timestamps of the ranges' records by partition, without partitions whose records left the log.
 
         Reads only records that are not remembered, and remembers them. Raises the errors of `KafkaReader.read`, except
         OffsetsGone.
@@ -103,10 +102,10 @@ class TimestampCache:
         topic = state.identity.topic
         with self._lock:
             known = {p: self._known.get(_key(state, p), _NOTHING) for _, p in ranges.partitions}
-        missing = {p: ranges.of_partition(topic, p) - one.covered for p, one in known.items()}
-        known |= self._read(state, known, {p: one for p, one in missing.items() if one})
+        missing = {p: ranges.of_partition(topic, p) - timestamps.covered for p, timestamps in known.items()}
+        known |= self._read(state, known, {p: unread for p, unread in missing.items() if unread})
         self._remember(state, known)
-        return {p: _within(one.stamps, ranges.intervals(topic, p)) for p, one in known.items()}
+        return {p: _within(timestamps.stamps, ranges.intervals(topic, p)) for p, timestamps in known.items()}
 
     def forget(self, state: TopicState, partitions: Iterable[int]) -> None:
         """Forget the timestamps of partitions: the records may be gone."""
@@ -117,7 +116,7 @@ class TimestampCache:
     def _read(
         self, state: TopicState, known: dict[int, _KnownTimestamps], missing: Mapping[int, RangeSet]
     ) -> Mapping[int, _KnownTimestamps]:
-        """Read missing ranges, and return all known timestamps of the partitions read.
+        """Read missing ranges, and return the timestamps of these partitions, read now or before.
 
         Partitions whose records left the log meanwhile are left out, and removed from `known`.
         """
@@ -126,10 +125,9 @@ class TimestampCache:
         try:
             with closing(self._reader.read(Plan(state, left), threading.Event())) as chunks:
                 for chunk in chunks:
-                    offsets, millis = (
-                        np.asarray(one, np.int64) for one in (chunk.batch.offsets, chunk.batch.timestamps)
-                    )
-                    parts[chunk.covers.partition].append(RecordTimestamps(offsets, millis.copy()))
+                    offsets = np.asarray(chunk.batch.offsets, np.int64)
+                    millis = np.array(chunk.batch.timestamps, np.int64)
+                    parts[chunk.covers.partition].append(RecordTimestamps(offsets, millis))
         except OffsetsGone as gone:
             # Read again without the partition: its records left the log meanwhile.
             known.pop(gone.partition)
@@ -139,14 +137,14 @@ class TimestampCache:
 
     def _remember(self, state: TopicState, known: Mapping[int, _KnownTimestamps]) -> None:
         with self._lock:
-            for p, one in known.items():
-                self._known[_key(state, p)] = one
+            for p, timestamps in known.items():
+                self._known[_key(state, p)] = timestamps
                 self._known.move_to_end(_key(state, p))
-            while sum(len(one.stamps.offsets) for one in self._known.values()) > _REMEMBERED:
+            while sum(len(timestamps.stamps.offsets) for timestamps in self._known.values()) > _REMEMBERED:
                 self._known.popitem(last=False)
 
 
-def _key(state: TopicState, partition: int) -> _Key:
+def _key(state: TopicState, partition: int) -> _PartitionKey:
     return state.identity.topic_id or state.identity.topic, partition
 
 
@@ -167,8 +165,8 @@ def _within(stamps: RecordTimestamps, intervals: Iterable[tuple[int, int]]) -> R
 
 # The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
-# Only one record per partition is wanted, so fetches are small. A batch that is larger than this comes alone, in an
-# answer of its own. Without the last setting the client waits a second between such answers.
+# Settings for a read of one record per partition: fetches are small, and a larger batch comes in an answer of its own.
+# Without the last setting the client would wait a second between such answers.
 _ONE_RECORD = {
     "queued.min.messages": 1,
     "max.partition.fetch.bytes": 128 * 2**10,
@@ -177,7 +175,8 @@ _ONE_RECORD = {
 }
 # Partitions read at once: each request names all of them, which takes the broker time.
 _AT_ONCE = 50
-_KNOWN = 10_000
+# The most first records that are remembered.
+_MOST_FIRSTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ class FirstRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRetention:
-    """Limits of a topic's retention; None is unlimited, as both limits are for a topic only compacted.
+    """Limits of a topic's retention; None means no limit. A topic that is only compacted has no limits.
 
     `size` is in bytes per partition; Kafka removes whole segments of `segment_size` bytes.
     """
@@ -215,7 +214,7 @@ class GroupState:
 
 
 class KafkaWatch:
-    """A connection, shared by many sensors.
+    """State of a connection's cluster, shared by many sensors.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -248,7 +247,7 @@ class KafkaWatch:
         return self._of(topic).retention()
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        """Return the first offset with a timestamp at or after a time, or the end, by partition."""
+        """Return, by partition, the first offset with a timestamp at or after a time, or the end."""
         return self._of(state.identity.topic).offsets_at(state, at_ms)
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
@@ -256,7 +255,7 @@ class KafkaWatch:
         return self._of(state.identity.topic).high_watermarks(state)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
-        """Return, by partition, the boundary of a time; see `core.ports.TopicSource`."""
+        """Return, by partition, the first offset at or after a time; see `core.ports.TopicSource`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
 
     def firsts(
@@ -268,7 +267,7 @@ class KafkaWatch:
         left out. Records of earlier calls are remembered, and not read again.
 
         :param positions: the offset to begin at, by partition.
-        :param reread: read known records again: compaction may have removed them since.
+        :param reread: whether remembered records are read again: compaction may have removed them since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
         first_records: dict[int, FirstRecord | None] = {}
@@ -277,56 +276,60 @@ class KafkaWatch:
                 first_records[p] = known
         unknown = {p: offset for p, offset in positions.items() if p not in first_records}
         if unknown:
-            first_records |= (read := self._read_firsts(state.identity.topic, unknown))
+            read = self._read_firsts(state.identity.topic, unknown)
+            first_records |= read
             self._firsts.update({(topic_id, p, unknown[p]): first for p, first in read.items() if first is not None})
-            while len(self._firsts) > _KNOWN:
+            while len(self._firsts) > _MOST_FIRSTS:
                 self._firsts.popitem(last=False)
         return first_records
 
     def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, RecordTimestamps]:
         """Return, by partition, the timestamps of all readable records of the ranges.
 
-        Records of an earlier look are not read again, except the oldest record if it is from before `before_ms`:
-        compaction may have removed it. A partition whose ranges have just left the log is left out.
+        Records of an earlier look are not read again, except a partition's oldest record from before the time
+        `before_ms`: compaction may have removed it. A partition whose ranges have just left the log is left out.
+
+        :param before_ms: None to read no record again.
         """
         topic = state.identity.topic
         stamps = self._stamps.of(state, ranges)
-        oldest = {p: one.oldest for p, one in stamps.items() if one.oldest is not None}
-        doubted = {p: offset for p, (offset, millis) in oldest.items() if before_ms is not None and millis < before_ms}
-        there = self.firsts(state, doubted, reread=True) if doubted else {}
-        gone = [p for p, offset in doubted.items() if (first := there.get(p)) is None or first.offset != offset]
-        if not gone:
+        oldest = {p: partition.oldest for p, partition in stamps.items() if partition.oldest is not None}
+        old = {p: offset for p, (offset, millis) in oldest.items() if before_ms is not None and millis < before_ms}
+        present = self.firsts(state, old, reread=True) if old else {}
+        compacted = [p for p, offset in old.items() if (first := present.get(p)) is None or first.offset != offset]
+        if not compacted:
             return stamps
-        self._stamps.forget(state, gone)
-        again = RangeSet(r for p in gone for r in ranges.of_partition(topic, p))
-        kept = {p: one for p, one in stamps.items() if p not in gone}
-        return kept | self._stamps.of(state, again)
+        self._stamps.forget(state, compacted)
+        ranges_to_reread = RangeSet(r for p in compacted for r in ranges.of_partition(topic, p))
+        kept = {p: partition for p, partition in stamps.items() if p not in compacted}
+        return kept | self._stamps.of(state, ranges_to_reread)
 
     def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, FirstRecord | None]:
         errors = ClientErrors()
         config = {**consumer_config(self._connection, _GROUP, errors), **_ONE_RECORD}
         consumer = open_client(Consumer, config, self._where)
         doing = f"reading the first unread records of {topic}"
-        places = [TopicPartition(topic, p, offset) for p, offset in positions.items()]
-        asked, ahead = {one.partition for one in places[:_AT_ONCE]}, iter(places[_AT_ONCE:])
-        since = time.monotonic()
+        starts = [TopicPartition(topic, p, offset) for p, offset in positions.items()]
+        assigned = {start.partition for start in starts[:_AT_ONCE]}
+        later_starts = iter(starts[_AT_ONCE:])
+        last_message_at = time.monotonic()
         first_records: dict[int, FirstRecord | None] = {}
         try:
-            consumer.assign(places[:_AT_ONCE])
-            while asked:
+            consumer.assign(starts[:_AT_ONCE])
+            while assigned:
                 message = consumer.poll(0.2)
                 if errors.fatal is not None:
                     raise KafkaRefused(self._where, doing, errors.fatal.str())
-                if message is not None and message.partition() in asked:
-                    since = time.monotonic()
-                    asked.discard(p := int(message.partition() or 0))
-                    # Else this partition's batches would go on to come, before the batches of other partitions.
+                if message is not None and message.partition() in assigned:
+                    last_message_at = time.monotonic()
+                    assigned.discard(p := int(message.partition() or 0))
+                    # Otherwise this partition's next batches would come before the batches of other partitions.
                     consumer.incremental_unassign([TopicPartition(topic, p)])
                     first_records |= _first(message, p, self._where, doing)
-                    if (place := next(ahead, None)) is not None:
-                        asked.add(place.partition)
-                        consumer.incremental_assign([place])
-                elif (waited := time.monotonic() - since) > REQUEST_TIMEOUT or errors.are_all_down:
+                    if (start := next(later_starts, None)) is not None:
+                        assigned.add(start.partition)
+                        consumer.incremental_assign([start])
+                elif (waited := time.monotonic() - last_message_at) > REQUEST_TIMEOUT or errors.are_all_down:
                     raise KafkaUnavailable(self._where, doing, waited, errors.last)
         finally:
             consumer.close()
@@ -337,6 +340,7 @@ class KafkaWatch:
 
 
 def _first(message: Message, p: int, where: str, doing: str) -> dict[int, FirstRecord | None]:
+    """Return a partition with its first record; with None at the log's end; empty if the offset has left the log."""
     error = message.error()
     if error is None:
         size = len(message.key() or b"") + len(message.value() or b"")
@@ -364,32 +368,31 @@ class _TopicRequests(KafkaSource):
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
         ends = self._list_offsets(state.marks, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
-        return {p: one.offset for p, one in ends.items()}
+        return {p: end.offset for p, end in ends.items()}
 
     def group_state(self, group: str) -> GroupState:
         request = ConsumerGroupTopicPartitions(group)
 
-        def offsets() -> Future[Any]:
-            asked = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
-            future: Future[Any] = asked[group]
+        def ask_offsets() -> Future[Any]:
+            futures = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = futures[group]
             return future
 
-        def described() -> Future[Any]:
-            future: Future[Any] = self._client().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)[
-                group
-            ]
+        def ask_description() -> Future[Any]:
+            futures = self._client().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = futures[group]
             return future
 
         doing = f"reading the committed offsets of group {group!r}"
-        committed = _by_topic(self._ask(doing, offsets).topic_partitions)
-        return GroupState(committed, len(self._ask(f"describing group {group!r}", described).members))
+        committed = _by_topic(self._ask(doing, ask_offsets).topic_partitions)
+        return GroupState(committed, len(self._ask(f"describing group {group!r}", ask_description).members))
 
     def retention(self) -> TopicRetention:
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
 
         def ask() -> Future[Any]:
-            asked = self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT)
-            future: Future[Any] = asked[resource]
+            futures = self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = futures[resource]
             return future
 
         answer = self._ask(f"reading the settings of topic {self._topic!r}", ask)
@@ -409,5 +412,6 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, dict[int, int]]
 
 
 def _limit(value: str | None) -> int | None:
+    """Return a limit of a topic's settings, or None for Kafka's -1: no limit."""
     number = int(value) if value else -1
     return number if number >= 0 else None

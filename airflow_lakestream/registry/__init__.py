@@ -1,1 +1,1 @@
-"""Schemas by id, from any registry with the API of Confluent's."""
+"""Schemas by id, from any schema registry with the API of Confluent's."""

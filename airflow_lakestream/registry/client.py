@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema's text.
+    """A schema of the registry.
 
     :param kind: "AVRO", "PROTOBUF" or "JSON".
     :param references: name and schema of each reference, with its own references.
@@ -36,18 +36,18 @@ class RegisteredSchema:
     references: tuple[tuple[str, RegisteredSchema], ...] = ()
 
     def all_references(self) -> list[tuple[str, RegisteredSchema]]:
-        """Return all direct and indirect references, each name once, after the references of the schema itself."""
+        """Return all direct and indirect references, each name once; a schema follows its own references."""
         schemas: dict[str, RegisteredSchema] = {}
         for name, schema in self.references:
-            for inner, needed in schema.all_references():
-                schemas.setdefault(inner, needed)
+            for inner_name, inner_schema in schema.all_references():
+                schemas.setdefault(inner_name, inner_schema)
             schemas.setdefault(name, schema)
         return list(schemas.items())
 
 
 @dataclass(frozen=True)
 class SchemaText:
-    """Schema for columns: the text, the references, and the index path of the message in a file (Protobuf)."""
+    """Text of a schema, with name and text of its references, and for Protobuf the message's index path in the file."""
 
     text: str
     references: tuple[tuple[str, str], ...] = ()
@@ -67,7 +67,7 @@ class SchemaSource(Protocol):
         ...
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Return all schemas of a subject, the oldest first. Raises the same errors."""
+        """Return all schemas of a subject, the oldest first. Raises SchemaNotFound, and the source's own errors."""
         ...
 
 
@@ -84,12 +84,10 @@ class RegistryRefused(LakestreamError, Terminal):
 
 
 def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
-    """Return all available versions of a topic's schemas, of values and keys. Raises RegistryUnavailable.
+    """Return all available versions of a topic's schemas of a kind, of values and keys. Raises RegistryUnavailable.
 
-    Only schemas of `kind` are returned. The result is empty without a registry. A subject that does not exist, or that
-    the registry refuses, has no versions.
-
-    :param kind: "AVRO", "PROTOBUF" or "JSON"; None has no schemas.
+    A missing registry, and a subject that is missing or refused, have no versions. For `kind`, see `RegisteredSchema`;
+    None for a format without schemas.
     """
     schemas: list[RegisteredSchema] = []
     for subject in (f"{topic}-value", f"{topic}-key"):
@@ -97,18 +95,20 @@ def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> 
             schemas += [] if registry is None else registry.versions(subject)
         except (SchemaNotFound, RegistryRefused) as e:
             log.debug("Other versions of a schema are not looked at: %s", e)
-    return [one for one in schemas if one.kind == kind]
+    return [schema for schema in schemas if schema.kind == kind]
 
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+# The deepest level of references.
 _MOST_REFERENCES = 32
+# Seconds before the first repetition of a request; each further pause is twice as long.
 _FIRST_PAUSE = 0.2
 # Seconds that an unknown id is remembered: it may be registered in a moment.
 _ABSENT_SECONDS = 30.0
-# If a producer writes arbitrary bytes after a zero, each record names another id. This many unknown ids are asked for
-# at once, and this many more per second; the others are not asked for.
-_VAIN_AT_ONCE = 200
-_VAIN_PER_SECOND = 5.0
+# If a producer writes arbitrary bytes after a zero, each record names another id. So requests for unknown ids are
+# limited, to this number at once and this number more per second.
+_UNKNOWN_AT_ONCE = 200
+_UNKNOWN_PER_SECOND = 5.0
 
 
 class _AnswerCache:
@@ -139,17 +139,18 @@ class _RequestAllowance:
     """Allowance of requests for unknown ids: a bucket with a rate of refill."""
 
     def __init__(self) -> None:
-        self._left = float(_VAIN_AT_ONCE)
-        self._at = time.monotonic()
+        self._left = float(_UNKNOWN_AT_ONCE)
+        self._refilled_at = time.monotonic()
         self._lock = threading.Lock()
 
     @property
     def is_used_up(self) -> bool:
-        """Whether unknown ids are not asked for at the moment."""
+        """Whether no more unknown ids may be requested at the moment."""
         with self._lock:
             now = time.monotonic()
-            self._left = min(float(_VAIN_AT_ONCE), self._left + (now - self._at) * _VAIN_PER_SECOND)
-            self._at = now
+            refill = (now - self._refilled_at) * _UNKNOWN_PER_SECOND
+            self._left = min(float(_UNKNOWN_AT_ONCE), self._left + refill)
+            self._refilled_at = now
             return self._left < 1
 
     def use(self) -> None:
@@ -161,14 +162,14 @@ class _RequestAllowance:
 _ALLOWANCES: dict[RegistryConfig, _RequestAllowance] = {}
 
 # The schema of an id never changes, so all decoders of a process share the answers.
-_FOUND = _AnswerCache(2_000)
+_SCHEMAS = _AnswerCache(2_000)
 _ABSENT = _AnswerCache(10_000)
 
 
 class RegistryClient:
     """Client for schemas. Can be pickled with credentials, for requests from Spark's executors.
 
-    All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (it can't), with the requested URL.
+    All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (no retry helps), with the URL.
     """
 
     def __init__(self, config: RegistryConfig) -> None:
@@ -187,15 +188,15 @@ class RegistryClient:
         SchemaNotFound is raised without a request.
         """
         key = (self.config, schema_id)
-        found = _FOUND.get(key)
-        if found is None:
+        schema: RegisteredSchema | None = _SCHEMAS.get(key)
+        if schema is None:
             if _ABSENT.get(key):
                 raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.")
             allowance = _ALLOWANCES.setdefault(self.config, _RequestAllowance())
             if allowance.is_used_up:
                 raise SchemaNotFound(
                     f"Schema {schema_id} was not asked for: the registry {self._base} did not know some "
-                    f"{_VAIN_AT_ONCE} other ids of records. Which producer writes them?"
+                    f"{_UNKNOWN_AT_ONCE} other ids of records. Which producer writes them?"
                 )
             try:
                 answer = self._get(f"/schemas/ids/{schema_id}")
@@ -203,9 +204,8 @@ class RegistryClient:
                 allowance.use()
                 _ABSENT.put(key, True, _ABSENT_SECONDS)
                 raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.") from None
-            found = self._registered(schema_id, answer, 0)
-            _FOUND.put(key, found)
-        schema: RegisteredSchema = found
+            schema = self._registered(schema_id, answer, 0)
+            _SCHEMAS.put(key, schema)
         return schema
 
     def latest(self, subject: str) -> RegisteredSchema:
@@ -225,13 +225,17 @@ class RegistryClient:
         return [self._version(subject, number, 0) for number in sorted(numbers)]
 
     def _version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
-        # A number's schema never changes, the newest one does.
+        """Return a version of a subject, from the cache if possible.
+
+        :param version: a number, whose schema never changes; or "latest", which is not cached.
+        :param depth: the level of references that has led here; 0 for a caller's own request.
+        """
         key = (self.config, subject, version)
-        schema: RegisteredSchema | None = _FOUND.get(key)
+        schema: RegisteredSchema | None = _SCHEMAS.get(key)
         if schema is None:
             schema = self._request_version(subject, version, depth)
             if version != "latest":
-                _FOUND.put(key, schema)
+                _SCHEMAS.put(key, schema)
         return schema
 
     def _request_version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
@@ -244,16 +248,17 @@ class RegistryClient:
         return self._registered(schema_id, answer, depth)
 
     def _registered(self, schema_id: int, answer: Any, depth: int) -> RegisteredSchema:
+        """Return the schema of a registry's answer, with all references, which are requested here."""
         if depth > _MOST_REFERENCES:
             raise RegistryRefused(f"References from schema {schema_id} go deeper than {_MOST_REFERENCES} levels.")
         try:
-            wanted = [(str(r["name"]), r["subject"], r["version"]) for r in answer.get("references") or ()]
+            named = [(str(r["name"]), r["subject"], r["version"]) for r in answer.get("references") or ()]
             # For Avro a registry leaves the type out.
             kind, text = str(answer.get("schemaType") or "AVRO"), str(answer["schema"])
         except (KeyError, TypeError, AttributeError):
             raise RegistryRefused(self._not_a_registry(f"/schemas/ids/{schema_id}")) from None
         references = []
-        for name, subject, version in wanted:
+        for name, subject, version in named:
             try:
                 references.append((name, self._version(subject, version, depth + 1)))
             except SchemaNotFound:
@@ -262,7 +267,7 @@ class RegistryClient:
         return RegisteredSchema(schema_id, kind, text, tuple(references))
 
     def _get(self, path: str) -> Any:
-        # The last try, below the loop, raises its error.
+        # The last attempt, below the loop, raises its error.
         for attempt in range(self.config.retries):
             try:
                 return self._get_once(path)
@@ -285,6 +290,7 @@ class RegistryClient:
             raise RegistryRefused(self._not_a_registry(path)) from None
 
     def _explained(self, path: str, answer: HttpAnswer) -> Exception:
+        """Return the error for an answer with an error's status."""
         where, status = f"{self._base}{path}", answer.status
         try:
             error = answer.json()

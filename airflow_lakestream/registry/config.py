@@ -13,10 +13,10 @@ from typing import Any
 from airflow_lakestream.core.secrecy import without_templates
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Secrets: never shown; they belong into a connection.
+# The settings that are never shown, and belong into a connection.
 SECRETS = ("password", "token", "key_password")
 
-# Names of these settings in Confluent's clients, after the prefix "schema.registry.".
+# The settings by their names in Confluent's clients, after the prefix "schema.registry.".
 _CONFLUENT = {
     "url": "url",
     "bearer.auth.token": "token",
@@ -33,15 +33,15 @@ _USER_INFO = "basic.auth.user.info"
 
 @dataclass(frozen=True)
 class RegistryConfig:
-    """A registry and the settings to reach it.
+    """Address of a schema registry, and the settings to reach it.
 
     :param url: base URL, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
     :param username: for basic authentication, with `password`.
-    :param token: for bearer authentication, instead.
+    :param token: for bearer authentication, instead of username and password.
     :param ca_file: trusted certificates, in PEM (default: the system's).
     :param cert_file: client certificate, in PEM, with `key_file` and perhaps `key_password`.
     :param timeout: seconds per request.
-    :param retries: how often to repeat a request after a failure that may pass.
+    :param retries: the most repetitions of a request after a failure that may pass.
     """
 
     url: str
@@ -68,7 +68,7 @@ class RegistryConfig:
                 "schema_registry", "its url holds credentials.", "Give username and password separately."
             )
         if parts.query or parts.fragment:
-            # Not shown: it may be a key. Paths are appended to the URL, so it can have no query.
+            # Paths are appended to the URL, so a query can't be kept. The error does not show it: it may be a key.
             raise InvalidArgument(
                 "schema_registry", "its url has a query or a fragment.", "Give a token, or username and password."
             )
@@ -83,9 +83,9 @@ class RegistryConfig:
 
     @classmethod
     def parse(cls, value: Any) -> RegistryConfig:
-        """Return the configuration in a URL or a mapping, also as JSON text. Raises InvalidArgument.
+        """Return the configuration of a URL, a mapping, or a mapping in JSON text. Raises InvalidArgument.
 
-        A value that is a configuration already is returned unchanged.
+        A RegistryConfig is returned unchanged.
         """
         if isinstance(value, cls):
             return value
@@ -100,19 +100,20 @@ class RegistryConfig:
                 given |= {name: _text(name, given[name])}
         for name, kind in (("timeout", float), ("retries", int)):
             try:
-                given = given | {name: kind(str(given[name]))} if name in given else given
+                if name in given:
+                    given[name] = kind(str(given[name]))
             except ValueError:
                 raise InvalidArgument("schema_registry", f"its {name} is not a number.") from None
         return cls(**given)
 
     @classmethod
     def from_client_settings(cls, client: Mapping[str, Any]) -> RegistryConfig | None:
-        """Return the registry in a Kafka client's settings, or None without any setting of a registry.
+        """Return the registry of a Kafka client's settings, or None without any setting of a registry.
 
-        Raises InvalidArgument for an unknown setting: if it were ignored, a later error would not point to it.
+        Raises InvalidArgument for an unknown setting: if the setting were ignored, no later error would name it.
         """
         given = {key.removeprefix(_PREFIX): value for key, value in client.items() if key.startswith(_PREFIX)}
-        # The source of user name and password; here there is only one source.
+        # The setting selects where Confluent's clients find user name and password: here always in _USER_INFO.
         given.pop("basic.auth.credentials.source", None)
         if not given:
             return None
@@ -127,12 +128,12 @@ class RegistryConfig:
 
 
 def settings(value: Any) -> dict[str, Any]:
-    """Return a URL or a mapping of users (also as JSON text) as an unchecked mapping. Raises InvalidArgument."""
+    """Return a user's URL, mapping, or mapping in JSON text as an unchecked mapping. Raises InvalidArgument."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
         except ValueError:
-            # Not shown: it may hold a password.
+            # The error does not show the text, which may have a password.
             raise InvalidArgument("schema_registry", "it begins like JSON text, but is not JSON.") from None
     if isinstance(value, str):
         return {"url": value.strip()}
@@ -165,20 +166,19 @@ def is_client_setting(key: str) -> bool:
 
 
 def is_address(value: Any) -> bool:
-    """Return whether a registry is given as a URL or mapping, not as the id of a connection."""
+    """Return whether a user's value is a registry's URL or mapping, not the id of a connection."""
     return not isinstance(value, str) or "://" in value or value.lstrip().startswith("{")
 
 
 def refuse_secrets(value: Any) -> None:
     """Refuse secrets in an argument, since arguments are shown in logs, in the UI and in Airflow's database.
 
-    Raises InvalidArgument, without the secret. A template expression is not examined, but in the place of a secret it
-    counts as one.
+    Raises InvalidArgument, without the secret. A template expression as the value of a secret is refused, too.
     """
     remedy = "Put them into an Airflow connection, and give its id as schema_registry."
     if isinstance(value, str) and (filled := without_templates(value)) != value:
         if filled.lstrip().startswith("{") and not _is_json(filled):
-            # A template with blocks can only be read once it is rendered.
+            # Without its templates the text is not JSON: it can only be parsed after it is rendered.
             return
         value = filled
     if not is_address(value):
@@ -191,7 +191,7 @@ def refuse_secrets(value: Any) -> None:
     url = urllib.parse.urlsplit(without_templates(str(given.get("url", ""))))
     if "@" in url.netloc or url.query or url.fragment:
         raise InvalidArgument("schema_registry", "its url holds credentials, which would be shown.", remedy)
-    if unknown := sorted(str(name) for name in set(given) - {one.name for one in fields(RegistryConfig)}):
-        # Such as headers: none is accepted, and most are secret.
+    if unknown := sorted(str(name) for name in set(given) - {item.name for item in fields(RegistryConfig)}):
+        # The error names the settings without values: an unknown setting, such as a header, may be a secret.
         problem = f"it holds {' and '.join(unknown)}, which no registry takes here and which would be shown."
         raise InvalidArgument("schema_registry", problem, remedy)

@@ -1,1 +1,1 @@
-"""The running process: children, memory, threads. Standard library only."""
+"""The running process: child processes, memory, threads. Standard library only."""

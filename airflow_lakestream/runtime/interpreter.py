@@ -1,4 +1,4 @@
-"""The interpreter while records pass by: iteration ahead in a thread, short turns of threads, rare collections."""
+"""Settings of the interpreter for landings: iteration ahead in a thread, short turns of threads, rare collections."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from contextlib import closing, contextmanager
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+# Seconds between two checks of `stop`.
 STOP_INTERVAL = 0.5
 
 
 class ReadAhead(Generic[Item]):
     """Iteration over `make_items(cancelled)` in another thread, at most `depth` items ahead.
 
-    `weigh` returns how many items an item counts for, so that fewer large items are held.
-    An error of the iterator is raised to the consumer after the items before it. Leaving the context sets
-    `cancelled`, which the iterator must check while it waits, and then waits for the thread. Setting `stop` from
-    outside ends the iteration early.
+    An error of the iterator is raised to the consumer after the items before the error. Leaving the context sets
+    `cancelled`, which the iterator must check while it waits, and then waits for the thread.
+
+    :param stop: an event that ends the iteration early, set by the caller.
+    :param weigh: returns the number of items that an item counts for, so that fewer large items are held.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class ReadAhead(Generic[Item]):
             raise self._error
 
 
-# Seconds that a thread coming back from Arrow or numpy waits for the thread that holds the interpreter. With Python's
-# own 5 ms, a thread that decodes in some hundred such calls waits most of its time for the thread that reads Kafka.
+# Seconds that a thread back from a call of Arrow or numpy waits for the thread that holds the interpreter. With
+# Python's own 5 ms, a thread that decodes in some hundred such calls waits most of its time for the thread that reads
+# Kafka.
 SHORT = 0.0002
 
 _lock = threading.Lock()
+# The number of entered contexts, and the interval before the first, in seconds.
 _depth = 0
 _before = sys.getswitchinterval()
 
@@ -114,18 +118,19 @@ def shorten_turns() -> Iterator[None]:
                 sys.setswitchinterval(_before)
 
 
-# By default it runs after every 700 new containers, and every Kafka message is one. A landing leaves only a few
-# objects in cycles per commit.
+# The collector's thresholds during a landing. By default it runs after each 700 new containers, such as Kafka's
+# messages, but a landing leaves only a few objects in cycles per commit.
 CALM = (50_000, 20, 20)
 
-_pause_lock = threading.Lock()
-_pauses = 0
+_calm_lock = threading.Lock()
+# The number of entered contexts, and the thresholds before the first.
+_calm_depth = 0
 _threshold = gc.get_threshold()
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Hide existing objects from the collector; afterwards the objects are in the oldest generation, unexamined."""
+    """Hide existing objects from the collector; afterwards they are in the oldest generation, without a collection."""
     gc.freeze()
     try:
         yield
@@ -135,13 +140,13 @@ def frozen() -> Iterator[None]:
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Switch the collector off, and prevent a catch-up afterwards: for code with many objects and no garbage."""
+    """Switch the collector off, for code with many objects and no garbage, and prevent a collection right after it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        # Frozen and unfrozen, the new objects are in the oldest generation: no young collection catches up.
+        # `frozen` moves the new objects to the oldest generation, so that no collection of young objects follows.
         with frozen():
             if was_enabled:
                 gc.enable()
@@ -152,29 +157,20 @@ def calm_collector() -> Iterator[None]:
     """Let the collector run rarely, and only over new objects; may be entered repeatedly and from any thread.
 
     Measured in an Airflow task: landing 2,000,000 raw records took 5.4 s of CPU time with the collector's defaults,
-    and 4.4 to 4.7 s with this.
+    and 4.4 to 4.7 s with a calm collector.
     """
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
-
-
-def _enter() -> None:
-    global _pauses, _threshold  # one collector per process, so one counter
-    with _pause_lock:
-        if _pauses == 0:
+    global _calm_depth, _threshold  # one collector per process, so one counter
+    with _calm_lock:
+        if _calm_depth == 0:
             _threshold = gc.get_threshold()
             gc.freeze()
             gc.set_threshold(*CALM)
-        _pauses += 1
-
-
-def _leave() -> None:
-    global _pauses  # as above
-    with _pause_lock:
-        _pauses -= 1
-        if _pauses == 0:
-            gc.set_threshold(*_threshold)
-            gc.unfreeze()
+        _calm_depth += 1
+    try:
+        yield
+    finally:
+        with _calm_lock:
+            _calm_depth -= 1
+            if _calm_depth == 0:
+                gc.set_threshold(*_threshold)
+                gc.unfreeze()

@@ -1,15 +1,15 @@
 """Child processes forked from this process for parallel work, connected by pipes.
 
-Forked, not spawned: a new interpreter takes a second of processor time for imports alone, more than half the time of
-reading a million records, and holds its own copy of everything. Children have what they need, secrets included, in
-memory, and not in arguments, the environment or files.
+Children are forked, not spawned: a new interpreter takes a second of processor time for imports alone, more than half
+the time of reading a million records, and a copy of all modules in memory. A forked child has the parent's data,
+secrets included, in memory, and not in arguments, the environment or files.
 
-A fork is safe only if no other thread holds a lock, since nobody would release it in the child. So children are forked
-before this package makes any client, and not at all while other Python threads run. Native threads of a BLAS library
-are allowed: it handles forks itself.
+A fork is safe only if no other thread holds a lock, since no thread would release the lock in the child. So children
+are forked before this package makes any client, and not at all while other Python threads run. Native threads of a
+BLAS library are allowed, since the library handles forks itself.
 
-PyArrow's client of Azure shares its connections with processes that are forked later: their answers mix, and both fail.
-A process that has used it notes so, by `forbid_forks`, and forks no more.
+PyArrow's client of Azure shares its connections with processes that are forked later: the answers mix, and both
+processes fail. After a use of this client, `forbid_forks` prevents forks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from airflow_lakestream.runtime.interpreter import frozen
 
 log = logging.getLogger(__name__)
 
-# Seconds that a child may take to end when asked; then it is killed.
+# Seconds that a child may take to end after a request; then the child is killed.
 PATIENCE = 10.0
-# Each run waits for this poll at its end: a longer interval would be noticed, and this one costs nothing.
-_LOOK = 0.002
+# Seconds between two looks for the end of a child. Each run waits for it, so a longer interval would be noticed.
+_LOOK_INTERVAL = 0.002
 
 
 # Reasons why this process must not fork any more; its children have a list of their own.
@@ -45,7 +45,10 @@ _forbidden: list[str] = []
 
 
 class ProcessDied(LakestreamError, Transient):
-    """A child process ended without notice."""
+    """A child process ended without a request of its parent.
+
+    :param status: the exit status, as from `os.waitpid`.
+    """
 
     def __init__(self, number: int, pid: int, status: int) -> None:
         self.number, self.status = number, status
@@ -62,7 +65,7 @@ class ProcessDied(LakestreamError, Transient):
 
 
 class FailedInChild(LakestreamError, Transient):
-    """Text of a child's error unfit for pickling."""
+    """A child's error that can't be pickled, as its text."""
 
 
 def forbid_forks(reason: str) -> None:
@@ -72,7 +75,7 @@ def forbid_forks(reason: str) -> None:
 
 
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
-    """Return whether forking is safe here and now; the debug log has the reason if not.
+    """Return whether forking is safe now; if not, the debug log has the reason.
 
     :param idle_threads: parts of names of threads that only wait, and hold no lock that a child needs.
     """
@@ -100,7 +103,7 @@ class ChildFailure:
     def __init__(self, error: Exception) -> None:
         text = "In a reader process:\n" + "".join(traceback.format_exception(error))
         error.add_note(text)
-        # As parts, since our errors are not constructed from their text.
+        # Class, arguments and attributes, not the error itself: pickle would call the constructor with the text alone.
         self._parts: Any = (type(error), error.args, error.__dict__)
         try:
             pickle.loads(pickle.dumps(self._parts))  # noqa: S301  # written in the same line
@@ -109,10 +112,7 @@ class ChildFailure:
 
     @property
     def error(self) -> Exception:
-        """The child's error, reconstructed without a call of its constructor.
-
-        FailedInChild, with the text, if the error can't be pickled.
-        """
+        """The child's error, or FailedInChild with its text if the error can't be pickled."""
         kind, args, state = self._parts
         error: Exception = kind.__new__(kind, *args)
         error.__dict__.update(state)
@@ -125,7 +125,7 @@ class ChildPipe:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._asked: list[Any] = []
+        self._requests: list[Any] = []
         self._changed = threading.Condition()
         self._is_over = False
         self._hear: Callable[[Any], bool] | None = None
@@ -138,19 +138,19 @@ class ChildPipe:
     def requests(self, hear: Callable[[Any], bool]) -> Iterator[Any]:
         """Yield the parent's requests until the end.
 
-        :param hear: called in another thread with each message as soon as it comes, and with None when the parent is
-            gone or this process has to end; if it returns True, the message is not yielded.
+        :param hear: called in another thread with each message as soon as the message comes, and with None when the
+            parent is gone or this process has to end; a message for which `hear` returns True is not yielded.
         """
         self._hear = hear
         threading.Thread(target=self._listen, name="lakestream-listen", daemon=True).start()
         while True:
             with self._changed:
-                while not self._asked and not self._is_over:
+                while not self._requests and not self._is_over:
                     # A signal handler sets the flag without notifying: check it now and then.
                     self._changed.wait(0.5)
                 if self._is_over:
                     return
-                request = self._asked.pop(0)
+                request = self._requests.pop(0)
             yield request
 
     def give_up(self) -> None:
@@ -164,11 +164,11 @@ class ChildPipe:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
-                # EOF comes even if the parent was killed: nobody else has its end of the pipe.
+                # EOF comes even if the parent was killed: no other process has the parent's end of the pipe.
                 break
             if self._hear is not None and not self._hear(message):
                 with self._changed:
-                    self._asked.append(message)
+                    self._requests.append(message)
                     self._changed.notify_all()
         self.give_up()
         with self._changed:
@@ -176,7 +176,7 @@ class ChildPipe:
 
 
 class _ChildHandle:
-    """A child, as seen by the parent."""
+    """The parent's side of a child process; `status` is the exit status, or None before the end was noticed."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
         self.number, self.pid, self.connection = number, pid, connection
@@ -187,21 +187,23 @@ class _ChildHandle:
         if self.status is not None:
             return
         waited = threading.Event()
-        for _ in range(int(timeout / _LOOK)):
+        for _ in range(int(timeout / _LOOK_INTERVAL)):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status = status
                 return
-            waited.wait(_LOOK)
+            waited.wait(_LOOK_INTERVAL)
         log.warning("Reader process %s (pid %s) does not end. It is killed.", self.number, self.pid)
         os.kill(self.pid, signal.SIGKILL)
         self.status = os.waitpid(self.pid, 0)[1]
 
 
 class ChildProcesses:
-    """Forked processes for `main`, ended with the context or with this process.
+    """Context manager of forked processes, which end with the context or with this process.
 
-    Use in a `with`. `main` runs until the parent closes its end.
+    After a death or a kill, `are_broken` is true, and the processes must not be used any more.
+
+    :param main: runs in each process, until the parent closes its end of the pipe.
     """
 
     def __init__(self, count: int, main: Callable[[ChildPipe], None]) -> None:
@@ -237,15 +239,15 @@ class ChildProcesses:
             log.debug("Reader process %s took no message.", number)
 
     def receive(self, numbers: Sequence[int], timeout: float) -> list[tuple[int, Any]]:
-        """Return messages of these children, as soon as one has sent a message; an empty list after `timeout` seconds.
+        """Wait for messages of these children; return each with the child's number, or [] after `timeout` seconds.
 
         The children's log records are passed on to this process' handlers, and not returned. Raises ProcessDied if one
         of these children has ended.
         """
-        ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
+        numbers_by_pipe: dict[Any, int] = {self._children[number].connection: number for number in numbers}
         messages = list[tuple[int, Any]]()
-        for ready in wait(list(ends), timeout):
-            number = ends[ready]
+        for ready in wait(list(numbers_by_pipe), timeout):
+            number = numbers_by_pipe[ready]
             try:
                 message = self._children[number].connection.recv()
             except (EOFError, OSError):
@@ -260,7 +262,7 @@ class ChildProcesses:
         return messages
 
     def kill(self, number: int) -> None:
-        """Kill an unresponsive child. The processes then count as broken, and read no more plans."""
+        """Kill an unresponsive child. All processes then count as broken."""
         self.are_broken = True
         child = self._children[number]
         if child.status is None:
@@ -275,21 +277,21 @@ class ChildProcesses:
         return ProcessDied(number, child.pid, child.status or 0)
 
     def _fork(self, number: int) -> _ChildHandle:
-        here, there = Pipe()
+        parent_end, child_end = Pipe()
         with warnings.catch_warnings():
             # Python 3.12 and later warn of native threads, too, such as BLAS threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
-            there.close()
-            return _ChildHandle(number, pid, here)
+            child_end.close()
+            return _ChildHandle(number, pid, parent_end)
         # Never return into the caller's frames: they belong to the parent.
         try:
-            here.close()
+            parent_end.close()
             for sibling in self._children:
-                # With its copies of the other pipes open, the child would not notice that the parent is gone.
+                # The siblings would not notice the parent's end while this child has copies of their pipes.
                 sibling.connection.close()
-            _run(ChildPipe(there), self._main, number)
+            _run(ChildPipe(child_end), self._main, number)
         finally:
             os._exit(0)
 
@@ -302,8 +304,9 @@ class ChildProcesses:
 
 
 def _run(child: ChildPipe, main: Callable[[ChildPipe], None], number: int) -> None:
-    # Replace the parent's handlers, which would report to Airflow that the task ends. A child that is asked to end
-    # deletes its unfinished files first. Ctrl-C reaches both, and the parent acts on it.
+    """Run `main` in a forked child, with signal and log handlers of the child's own."""
+    # The parent's handler of SIGTERM would report to Airflow that the task ends; a child deletes its unfinished files
+    # instead. Ctrl-C reaches both processes, and the parent decides.
     signal.signal(signal.SIGTERM, lambda *_: child.give_up())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in list(logging.Logger.manager.loggerDict):
@@ -312,14 +315,14 @@ def _run(child: ChildPipe, main: Callable[[ChildPipe], None], number: int) -> No
     logging.getLogger().handlers = [_ParentLogHandler(child, number)]
     try:
         main(child)
-    except BaseException:  # noqa: BLE001  # the last place to report it
+    except BaseException:  # noqa: BLE001  # the last place to report the error
         sys.stderr.write(traceback.format_exc())
         sys.stderr.flush()
         os._exit(1)
 
 
 class _ParentLogHandler(logging.Handler):
-    """Handler to send log records to the parent, for the parent's handlers and masks."""
+    """Handler to send log records to the parent, whose handlers mask secrets."""
 
     def __init__(self, child: ChildPipe, number: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Folders in object stores and on this machine: files are written as a whole, or created only if missing."""
+"""Folders in object stores, HDFS and on disks: files are written as a whole, or created only if missing."""

@@ -8,33 +8,34 @@ from urllib.parse import quote, urlsplit
 
 # The prefixes of the options of each store; one connection may have options for several stores.
 _PREFIXES = ("aws_", "azure_", "google_")
-# Properties without a dot, one of which each catalog has.
-_PREFIXES_OF_CATALOGS = ("type", "uri", "warehouse")
+# Each catalog has one of these properties, or a property with a dot in its name; delta-rs' options have neither.
+_CATALOG_PROPERTIES = ("type", "uri", "warehouse")
 
 
 def given_options(
     properties: Mapping[str, Any], prefix: str, plain: Collection[str], other_names: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a store's options among properties, in lower case.
+    """Return a store's options among properties, with names in lower case.
 
-    Of a catalog's properties these are the options with the store's prefix, or with a known name without it. Without a
-    property of a catalog, all are options, except those with the prefix of another store: the store refuses by name
-    what it does not know.
+    Among a catalog's properties, an option has the store's prefix, or a known name without prefix. Otherwise all
+    properties are options, except options with the prefix of another store: obstore refuses an unknown name.
 
+    :param properties: a catalog's properties, perhaps with delta-rs' options among them, or delta-rs' options alone.
+    :param prefix: the store's prefix, such as "aws_".
     :param plain: the known names without the prefix.
-    :param other_names: the names to use in place of further names that delta-rs knows.
+    :param other_names: delta-rs' alternative names of options, each with the name to use.
     """
     lower = {key.lower(): str(value) for key, value in properties.items()}
-    if any("." in name or name in _PREFIXES_OF_CATALOGS for name in lower):
+    if any("." in name or name in _CATALOG_PROPERTIES for name in lower):
         own = {name: value for name, value in lower.items() if name.startswith(prefix) or name in plain}
     else:
-        others = tuple(one for one in _PREFIXES if one != prefix)
-        own = {name: value for name, value in lower.items() if not name.startswith(others)}
+        other_prefixes = tuple(known for known in _PREFIXES if known != prefix)
+        own = {name: value for name, value in lower.items() if not name.startswith(other_prefixes)}
     return {other_names.get(name, name): value for name, value in own.items()}
 
 
 AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
-# PyIceberg's names.
+# PyIceberg's names, each with delta-rs' name.
 _OF_CATALOGS = {
     "adls.account-name": "azure_storage_account_name",
     "adls.account-key": "azure_storage_account_key",
@@ -44,7 +45,7 @@ _OF_CATALOGS = {
     "adls.client-secret": "azure_client_secret",
     "adls.token": "azure_storage_token",
 }
-# Of a connection string, as Azure's portal shows it.
+# The names in a connection string, as Azure's portal shows it, each with delta-rs' name.
 _OF_STRINGS = {
     "AccountName": "azure_storage_account_name",
     "AccountKey": "azure_storage_account_key",
@@ -56,25 +57,26 @@ _PLAIN = (
     *("account_name", "account_key", "access_key", "sas_token", "sas_key"),
     *("client_id", "client_secret", "tenant_id", "use_emulator"),
 )
-# delta-rs' other names for the endpoint.
+# delta-rs' alternative names for the endpoint.
 _ALIASES = {"azure_endpoint": "azure_storage_endpoint", "endpoint": "azure_storage_endpoint"}
-# Hosts that need no endpoint: the account is enough.
+# Endings of Azure's own hosts, for which the account is enough: no endpoint is needed.
 _PUBLIC = (".dfs.core.windows.net", ".blob.core.windows.net")
 _ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
 
 
 def azure_url(location: str) -> str:
-    """Return a location as a URL az://container/path, quoted, since a location is not."""
+    """Return a location as a URL az://container/path; the path is quoted, which a location's path is not."""
     host, _, path = location.partition(":")[2].lstrip("/").partition("/")
     return f"az://{host.partition('@')[0]}/{quote(path.strip('/'))}"
 
 
 def azure_options(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties, of given storage options, and of a location.
+    """Return Azure's storage options, named as in delta-rs.
 
-    Given storage options win over properties, and properties over a connection string; see `given_options`.
+    delta-rs' options win over a catalog's properties, these over a connection string, and all over the location.
 
-    :param location: its host, `container@account.host`, has what the properties leave out.
+    :param location: its host, `container@account.host`, has the account and the endpoint.
+    :param properties: see `given_options`.
     """
     given = given_options(properties, "azure_", _PLAIN, _ALIASES)
     settings = _of_string(str(properties.get("adls.connection-string") or ""))
@@ -94,34 +96,35 @@ def azure_options(location: str, properties: Mapping[str, Any]) -> dict[str, str
 
 
 def _of_string(text: str) -> dict[str, str]:
+    """Return the options in a connection string."""
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     return {option: parts[name].rstrip("/") for name, option in _OF_STRINGS.items() if name in parts}
 
 
 def _endpoint(properties: Mapping[str, Any], account: str) -> str:
-    """Return the endpoint by the properties, or an empty text for Azure's own endpoint."""
+    """Return the endpoint that a catalog's properties specify, or "" for Azure's own endpoint."""
     if host := properties.get("adls.account-host"):
         return f"https://{host}"
     if not (authority := properties.get("adls.blob-storage-authority")):
         return ""
-    # As PyArrow does: an authority is a suffix of the account's host, or a server that has accounts in its path.
+    # As in PyArrow, an authority is a suffix of the account's host, or a server that has accounts in its path.
     scheme = properties.get("adls.blob-storage-scheme") or "https"
     return f"{scheme}://{account}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{account}"
 
 
 GCS_SCHEMES = ("gs", "gcs")
-# PyIceberg's names.
+# PyIceberg's names, each with delta-rs' name.
 _GCS_OF_CATALOGS = {"gcs.service.host": "google_base_url", "gcs.oauth2.token": "google_bearer_token"}
 # delta-rs' names without a prefix.
 _GCS_PLAIN = ("service_account", "service_account_path", "service_account_key", "application_credentials")
-# delta-rs' other names for the options above.
+# delta-rs' alternative names for the options of PyIceberg's names above.
 _GCS_ALIASES = {"base_url": "google_base_url", "bearer_token": "google_bearer_token"}
 
 
 def gcs_options(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties; given storage options win over properties.
+    """Return Google Cloud Storage's options, named as in delta-rs; delta-rs' options win over a catalog's properties.
 
-    Further properties of a catalog are left out; see `given_options`.
+    :param properties: see `given_options`.
     """
     settings = {option: str(properties[name]) for name, option in _GCS_OF_CATALOGS.items() if properties.get(name)}
     settings |= given_options(properties, "google_", _GCS_PLAIN, _GCS_ALIASES)

@@ -2,7 +2,7 @@
 
 Guarantees of the stores: on local disks and NFS a file appears as a whole, and only one process can create it (hard
 link, rename). S3, Google Cloud Storage and Azure guarantee the same (a conditional PUT), and so does HDFS (rename).
-fsspec promises neither: what other stores hold is read, but a file that only one process may create is refused there.
+fsspec, for all other stores, guarantees neither: files are read and written there, but `create` is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_lakestream.exceptions import InvalidArgument, install_command
 from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.object_store import SCHEMES, open_location
 
-# The file system of fsspec that checks and writes at once; it belongs to this process alone, as its files do.
+# The only file system of fsspec with an exclusive `create`: its files belong to this process alone.
 _CREATES_ONCE = ("memory",)
 
 
@@ -38,7 +38,7 @@ class FolderStore(Protocol):
         """Write a file, replacing any earlier content."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file with unique content; return False if another process created the file first.
+        """Create a file; return False if another process created the file first.
 
         The content must be unique: by the content a store recognizes its own file after a repeated request.
         """
@@ -50,9 +50,9 @@ class FolderStore(Protocol):
 def open_folder(location: str, properties: Mapping[str, str] | None = None) -> FolderStore:
     """Return the store of a folder; a folder on a disk need not exist.
 
-    :param location: a path, or a URI as Spark takes it (`file:/...`, `s3a://...`, `hdfs://...`).
-    :param properties: of the catalog, or storage options of delta-rs: the access to an object store. Without them
-        the environment decides.
+    :param location: a path, or a URI as in Spark (`file:/...`, `s3a://...`, `hdfs://...`).
+    :param properties: the catalog's properties, or storage options of delta-rs, for the access to an object store;
+        default: the environment's settings.
 
     Raises InvalidArgument if a required package is missing or the options can't work, and HdfsFailed.
     """
@@ -137,7 +137,7 @@ class LocalFolder:
 
 
 class ObjectFolder:
-    """A prefix of a bucket; `store` is obstore's, rooted at the prefix."""
+    """A prefix of a bucket; `store` is obstore's object for this prefix."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -147,7 +147,7 @@ class ObjectFolder:
         import obstore
 
         listing = obstore.list_with_delimiter(self._store, prefix=folder or None)
-        paths = [*(one["path"] for one in listing["objects"]), *listing["common_prefixes"]]
+        paths = [*(item["path"] for item in listing["objects"]), *listing["common_prefixes"]]
         # Hadoop marks a folder by an empty object of the folder's name.
         return _last_parts(path for path in paths if path.strip("/") != folder)
 
@@ -183,7 +183,7 @@ class ObjectFolder:
         try:
             obstore.put(self._store, path, content, mode="create")
         except AlreadyExistsError:
-            # A request whose answer was lost is repeated, and may find the file that it wrote itself.
+            # obstore repeats a request whose answer was lost, and may find the object of its own first request.
             return self.read(path) == content
         return True
 
@@ -278,14 +278,12 @@ def _split(location: str) -> tuple[str, str]:
 
 
 def _last_parts(paths: Iterable[Any]) -> list[str]:
+    """Return the sorted last names of paths."""
     return sorted(name for path in paths if (name := str(path).rstrip("/").rsplit("/", 1)[-1]))
 
 
 class RangedFile(io.RawIOBase):
-    """A seekable file. Subclasses implement `read`, from `_at` on, and move `_at`.
-
-    :param size: in bytes.
-    """
+    """A seekable file of `size` bytes. Subclasses implement `read`, from the position `_at` on, and move `_at`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0

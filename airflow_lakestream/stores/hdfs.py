@@ -1,8 +1,8 @@
 """HDFS by hdfs-native, without Java: files appear as a whole, each created by a single process.
 
-The NameNode renames under one lock, and refuses an existing name: a file is written under another name, then renamed.
-Settings are found as Hadoop's own clients find them: HADOOP_CONF_DIR for name services and Kerberos; for the user,
-HADOOP_USER_NAME or the name of the process' user.
+A file is written under another name, then renamed: the NameNode renames under one lock, and refuses an existing name.
+The settings have the same places as for Hadoop's own clients: HADOOP_CONF_DIR for name services and Kerberos; for the
+user, HADOOP_USER_NAME or the name of the process' user.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Transie
 Answer = TypeVar("Answer")
 
 SCHEME = "hdfs"
-# Seconds for an answer about a small file. The client itself waits for as long as a connection is open.
+# Seconds for an answer about a small file. The client itself waits without a limit while a connection is open.
 PATIENCE = 60.0
 # The attempts to reach a NameNode: for some twenty seconds, not for minutes as by default.
 ATTEMPTS = 5
 # A NameNode's port, if a location names no port.
 _PORT = 8020
+# The environment variables that a client depends on.
 _SETTINGS = ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER")
-# By process, since the threads of a client do not survive a fork; by NameNode and settings of the environment.
+# The clients by process (the threads of a client do not survive a fork), NameNode and environment: see `_key`.
 _clients: dict[tuple[int, str, *tuple[str | None, ...]], Any] = {}
 
 
@@ -35,13 +36,13 @@ class HdfsFailed(LakestreamError, Transient):
     """HDFS did not answer, or refused."""
 
     def __init__(self, place: str, error: Exception) -> None:
-        # A stack of Java's follows the first line.
+        # Java's stack trace follows the first line.
         text = str(error).replace("\\n", "\n").partition("\n")[0]
         super().__init__(f"{place}: {text or type(error).__name__}")
 
 
 def client_of(authority: str) -> Any:
-    """Return this process' client of a NameNode or name service, a new one at first use.
+    """Return this process' client of a NameNode or name service, which is created at its first use.
 
     Raises MissingExtra, HdfsFailed.
 
@@ -82,14 +83,14 @@ class HdfsFolder:
         self._location = location
         self._authority, path = split(location)
         self._path = path.rstrip("/")
-        # A setting that can't work is an error here.
+        # Wrong settings fail here, not in a later method.
         client_of(self._authority)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         place = self._path_of(folder).rstrip("/") or "/"
         try:
-            paths = self._ask(lambda client: [one.path for one in client.list_status(place, False)])
+            paths = self._ask(lambda client: [entry.path for entry in client.list_status(place, False)])
         except FileNotFoundError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
@@ -130,16 +131,13 @@ class HdfsFolder:
             return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
-        """Return the client's answer, at the latest after PATIENCE seconds.
-
-        Raises HdfsFailed, also for a late answer; FileNotFoundError and FileExistsError are raised unchanged.
-        """
+        """Return the result of a call of the client. Raises HdfsFailed, even if late; see `translate_errors`."""
         client = client_of(self._authority)
         with translate_errors(self._location):
             try:
                 return _call_within(PATIENCE, lambda: call(client))
             except TimeoutError as e:
-                # The next request gets a connection of its own.
+                # The next request gets a new client with a new connection.
                 _clients.pop(_key(self._authority), None)
                 raise TimeoutError(f"no answer within {PATIENCE:g} s") from e
 
@@ -159,10 +157,11 @@ class HdfsFolder:
         return written
 
     def _rename(self, written: str, path: str, content: bytes, *, overwrite: bool) -> None:
+        """Rename the file `written`. Raises FileExistsError for a file with another content, unless `overwrite`."""
         try:
             self._ask(lambda client: client.rename(self._path_of(written), self._path_of(path), overwrite))
         except (FileNotFoundError, FileExistsError):
-            # The client repeats a request whose answer was lost: it may find that it has been done.
+            # The client repeats a request whose answer was lost, and the first request may have renamed the file.
             if self.read(path) != content:
                 raise
 
@@ -194,7 +193,7 @@ def _connect(authority: str) -> Any:
     try:
         return Client(f"{SCHEME}://{authority}" if authority else None, settings)
     except RuntimeError as e:
-        # To this client a host without a port is a name service, to Hadoop's it has the default port.
+        # For this client a host without a port is a name service; Hadoop's client also tries the default port.
         if not authority or ":" in authority or "No NameNode hosts" not in str(e):
             raise
         return Client(f"{SCHEME}://{authority}:{_PORT}", settings)

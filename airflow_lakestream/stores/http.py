@@ -18,15 +18,17 @@ from requests.utils import get_environ_proxies
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
-# The rest of an answer is not read.
+# The most bytes of an answer that are read.
 _MOST_BYTES = 64 << 20
 
 
 class NoAnswer(LakestreamError, Transient):
-    """Error of a request without an answer; `reason` is the innermost error, of the network or of TLS."""
+    """Error of a request without an answer; `reason` is the innermost error, of the network or of TLS.
+
+    :param handled: the error that the caller handles at the moment: it is in the chain of errors, but not a reason.
+    """
 
     def __init__(self, error: BaseException, handled: BaseException | None = None) -> None:
-        # An error that the caller was handling is not a reason for this one.
         while (inner := error.__cause__ or error.__context__) is not None and inner is not handled:
             error = inner
         self.reason = error
@@ -42,7 +44,7 @@ class HttpAnswer:
 
     @property
     def is_error(self) -> bool:
-        """Whether the request was not done; a redirect that is not followed is an error."""
+        """Whether the request failed; a redirect that is not followed is an error."""
         return self.status >= 300
 
     def json(self) -> Any:
@@ -51,11 +53,11 @@ class HttpAnswer:
 
 
 class HttpClient:
-    """Requests with a login, or a token, or neither.
+    """Client of an HTTP server, with username and password, or a token, or neither.
 
     Each request has a connection of its own, since forked processes cannot share a connection.
 
-    :param tls: certificates to trust, and the client's own (default: the system's).
+    :param tls: trusted certificates (default: the system's), and perhaps the client's own certificate.
     """
 
     def __init__(
@@ -83,11 +85,10 @@ class HttpClient:
     ) -> HttpAnswer:
         """Send a request; return the answer, of any status. Raises NoAnswer.
 
-        Redirects are followed by GET alone, and don't receive the credentials: another request would become a GET.
-
-        :param body: a value for JSON.
+        Only a GET follows redirects, without the credentials; another request would become a GET.
+        :param body: a value that is sent as JSON.
         :param timeout: seconds for the connection, and for each part of the answer.
-        :param files: name, content and type of the files of a form.
+        :param files: by field of a form, the name, content and type of a file.
         """
         headers = {"Accept": accept, "Accept-Encoding": "identity"}
         if files is None:
@@ -119,7 +120,8 @@ class HttpClient:
             raise NoAnswer(e, handled) from None
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # The library would show the whole header, and look for a login in the URL and in a file .netrc.
+        # Set here, since requests would otherwise search a login in the URL and in a file .netrc. Checked here, since
+        # the library's own error would show the header.
         if not self._authorization.isprintable():
             raise ValueError("the token has a line break or another control character")
         if self._authorization:
@@ -130,7 +132,7 @@ class HttpClient:
 def tls_context(
     ca_file: str | None, cert_file: str | None = None, key_file: str | None = None, key_password: str | None = None
 ) -> ssl.SSLContext:
-    """Return the context for an authority (default: the system's) and a client's certificate. Raises OSError."""
+    """Return the context of trusted certificates (default: the system's) and a client's certificate. Raises OSError."""
     context = ssl.create_default_context(cafile=ca_file or None)
     if cert_file:
         context.load_cert_chain(cert_file, key_file, key_password)
@@ -143,7 +145,7 @@ def _system_tls() -> ssl.SSLContext:
 
 
 class _OwnSession(requests.Session):
-    """A session that takes certificates from a context, and nothing but proxies from the environment."""
+    """A session with the certificates of a context, without settings from the environment."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         super().__init__()
@@ -151,7 +153,7 @@ class _OwnSession(requests.Session):
         self.mount("https://", _ContextAdapter(tls))
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Keep the credentials from the address of a redirect, also on the same host."""
+        """Remove the credentials from the request to the target of a redirect, even on the same host."""
         prepared_request.headers.pop("Authorization", None)
 
 
@@ -163,11 +165,11 @@ class _ContextAdapter(HTTPAdapter):
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """Give the context to direct connections."""
+        """Use the context for direct connections."""
         super().init_poolmanager(*args, **options, ssl_context=self._tls)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        """Give the context to connections through a proxy."""
+        """Use the context for connections through a proxy."""
         return super().proxy_manager_for(proxy, **options, ssl_context=self._tls)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:

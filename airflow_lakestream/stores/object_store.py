@@ -1,6 +1,6 @@
-"""Object stores by obstore, the only client to create a file only if missing.
+"""Object stores by obstore, the only client that can create a file only if missing.
 
-S3 and Azure are asked by `If-None-Match`, Google Cloud Storage by `x-goog-if-generation-match`.
+The header of such a request is `If-None-Match` in S3 and Azure, `x-goog-if-generation-match` in Google Cloud Storage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from airflow_lakestream.stores.cloud_options import given_options
 
 _S3 = ("s3", "s3a", "s3n")
 SCHEMES = (*_S3, *cloud_options.GCS_SCHEMES, *cloud_options.AZURE_SCHEMES)
-# Options of delta-rs for the HTTP client; the rest are for the store. Each may have its store's prefix.
-_CLIENT = (
+# delta-rs' options for the HTTP client, which may have the store's prefix; all other options are for the store.
+_CLIENT_OPTIONS = (
     *(
         "allow_http",
         "allow_invalid_certificates",
@@ -32,7 +32,7 @@ _CLIENT = (
     *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "randomize_addresses"),
     *("read_timeout", "timeout", "user_agent"),
 )
-# PyIceberg's names. Of two with the same meaning the first wins, as in PyIceberg.
+# PyIceberg's names, each with delta-rs' name. If two have the same meaning, the first wins, as in PyIceberg.
 _OF_CATALOGS = {
     "s3.endpoint": "aws_endpoint_url",
     "s3.region": "aws_region",
@@ -45,7 +45,7 @@ _OF_CATALOGS = {
     "client.session-token": "aws_session_token",
     "s3.force-virtual-addressing": "aws_virtual_hosted_style_request",
 }
-# delta-rs' own other names for the same options.
+# delta-rs' alternative names for the same options.
 _ALIASES = {
     "aws_endpoint": "aws_endpoint_url",
     "endpoint": "aws_endpoint_url",
@@ -55,7 +55,7 @@ _ALIASES = {
     "secret_access_key": "aws_secret_access_key",
     "session_token": "aws_session_token",
 }
-# And those that are no options of a store next to a catalog's properties.
+# Further alternative names, which have another meaning among a catalog's properties.
 _ALIASES_ALONE = {
     "aws_token": "aws_session_token",
     "token": "aws_session_token",
@@ -65,10 +65,10 @@ _ALIASES_ALONE = {
 
 
 def open_location(location: str, properties: Mapping[str, Any]) -> Any:
-    """Return the store rooted at a location.
+    """Return obstore's object for a location.
 
-    :param location: of one of `SCHEMES`.
-    :param properties: of a catalog, or storage options of delta-rs.
+    :param location: a URI with one of `SCHEMES`.
+    :param properties: a catalog's properties, or storage options of delta-rs.
 
     Raises ModuleNotFoundError without obstore, ValueError for options that can't work.
     """
@@ -78,7 +78,7 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
     try:
         if scheme in cloud_options.AZURE_SCHEMES:
             return open_store(cloud_options.azure_url(location), cloud_options.azure_options(location, properties))
-        # Hadoop does not take a location as a URL, and decodes nothing in it.
+        # In Hadoop's locations a percent sign is a plain character, so the path is quoted for the URL.
         path = quote(rest.strip("/"))
         if scheme in cloud_options.GCS_SCHEMES:
             return open_store(f"gs://{path}", cloud_options.gcs_options(properties))
@@ -89,10 +89,9 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
 
 
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of S3, named as in delta-rs, of a catalog's properties.
+    """Return the storage options of S3, named as in delta-rs; delta-rs' options win over a catalog's properties.
 
-    Given storage options of delta-rs win over properties; see `given_options`. Further properties of a catalog are left
-    out.
+    :param properties: see `given_options`.
     """
     options: dict[str, str] = {}
     for name, option in _OF_CATALOGS.items():
@@ -105,21 +104,24 @@ def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_store(url: str, options: Mapping[str, str]) -> Any:
-    """Return the store rooted at a URL like s3://bucket/prefix. Raises ModuleNotFoundError without obstore.
+    """Return obstore's object for a URL like s3://bucket/prefix. Raises ModuleNotFoundError without obstore.
 
-    :param options: storage options of delta-rs, for the store and for the HTTP client. Where they lack a setting of
-        the store, obstore takes it from the environment.
+    :param options: storage options of delta-rs, for the store and for the HTTP client. obstore reads missing settings
+        of the store from the environment.
     """
     from obstore.store import from_url
 
     settings = {key.lower(): value for key, value in options.items()}
-    client: dict[str, Any] = {name: settings.pop(key) for key in list(settings) if (name := _bare(key)) in _CLIENT}
+    client: dict[str, Any] = {}
+    for option in list(settings):
+        if (name := _without_prefix(option)) in _CLIENT_OPTIONS:
+            client[name] = settings.pop(option)
     if "allow_http" in client:
         client["allow_http"] = str(client["allow_http"]).lower() == "true"
     return from_url(url, config=cast(Any, settings), client_options=cast(Any, client))
 
 
-def _bare(option: str) -> str:
+def _without_prefix(option: str) -> str:
     for prefix in ("aws_", "azure_", "google_"):
         option = option.removeprefix(prefix)
     return option
@@ -140,16 +142,16 @@ class PlaceNotWritable(LakestreamError, Terminal):
 
 
 def check_folder(table: str, folder: str | Path) -> None:
-    """Refuse an unwritable folder on a disk, existing or not. Raises PlaceNotWritable.
+    """Refuse a folder on a disk that this process can't write or create. Raises PlaceNotWritable.
 
     Raises OSError if the disk is full.
     """
-    there = Path(folder)
+    existing = Path(folder)
     try:
-        while not there.exists():
-            there = there.parent
+        while not existing.exists():
+            existing = existing.parent
         # The file has no name, so it disappears even if this process is killed.
-        with TemporaryFile(dir=there):
+        with TemporaryFile(dir=existing):
             pass
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):

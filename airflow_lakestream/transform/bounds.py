@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from airflow_lakestream.exceptions import InvalidArgument
 
 _SIZE = re.compile(r"([1-9]\d*(?:\.\d+)?) ?([KMGT])(i?)B", re.IGNORECASE)
-# In addition to DuckDB's memory: interpreter, imports, records, their rows, and a function's current value.
+# Bytes in addition to DuckDB's memory, for interpreter, imports, records, their rows, and a function's current value.
 RESERVE = 512 * 2**20
-# The part of it that is not data but libraries mapped from files: 75 to 95 MiB.
+# The part of the reserve for libraries that are mapped from files, which are no data: 75 to 95 MiB.
 _LIBRARIES = 112 * 2**20
 # Exit status of a process that finds itself above its memory bound.
 TOO_LARGE = 3
@@ -20,14 +20,12 @@ _STACK = 8 * 2**20
 
 @dataclass(frozen=True)
 class ProcessBounds:
-    """Bounds of a process for a statement.
+    """Bounds of a process for a statement. Raises InvalidArgument.
 
     :param memory_limit: DuckDB's memory for data, such as "256MB". The process has `reserve` more.
     :param threads: threads that DuckDB uses for one batch.
     :param timeout: processor seconds that the statement may take for one record, and for a batch at once.
     :param reserve: bytes that the process may have in addition to DuckDB's.
-
-    Raises InvalidArgument.
     """
 
     memory_limit: str = "256MB"
@@ -44,24 +42,24 @@ class ProcessBounds:
 
     @property
     def memory(self) -> int:
-        """Most bytes of memory for the whole process."""
+        """The most bytes of memory for the whole process."""
         return size_of(self.memory_limit) + self.reserve
 
     @property
     def data(self) -> int:
-        """Most bytes of private memory for allocation."""
+        """The most bytes of private memory (RLIMIT_DATA), without mapped libraries."""
         return self.memory - _LIBRARIES + (self.threads - 1) * _STACK
 
     @property
     def rows(self) -> int:
-        """Bytes always allowed for the rows of a batch, even of small records."""
+        """Bytes that the rows of any batch may have, even rows of small records."""
         return size_of(self.memory_limit) // 8
 
 
 def size_of(text: str) -> int:
     """Return a size in DuckDB's notation as bytes. Raises InvalidArgument."""
     # DuckDB would also take a negative size or a percentage.
-    if not (found := _SIZE.fullmatch(text)):
+    if not (match := _SIZE.fullmatch(text)):
         raise InvalidArgument("memory_limit", f"{text!r} is not a size.", 'Give one such as "256MB" or "1GiB".')
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1))

@@ -1,6 +1,6 @@
-"""Start of a process with bounds: listening, setting of the bounds, and the end together with the parent.
+"""Functions of a process with bounds: the queue of requests, the bounds, and the end together with the parent.
 
-`process` starts it as a new interpreter, without memory, secrets or locks of a task.
+`process` starts such a process as a new interpreter, without memory, secrets or locks of a task.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from airflow_lakestream.transform.messages import receive
 
 OUT_OF_MEMORY = (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError)
 
-Asked = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
+RequestQueue = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
 
 
-def listening() -> tuple[Asked, io.FileIO]:
-    """Return the queue of the parent's requests, filled by a thread from now on, and the pipe for answers.
+def listening() -> tuple[RequestQueue, io.FileIO]:
+    """Return the queue of the parent's requests, which a thread fills, and the pipe for answers.
 
-    From then on, this process ignores SIGINT and SIGTERM, ends with the parent, prints to the standard error only, and
-    can't import pandas.
+    After this call, this process ignores SIGINT and SIGTERM, ends with the parent, prints to the standard error only,
+    and can't import pandas.
     """
     sys.meta_path.insert(0, _NoPandas())
     # Both signals reach all processes of a terminal or container. The parent decides, and this process ends with it.
@@ -41,13 +41,13 @@ def listening() -> tuple[Asked, io.FileIO]:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     # Keep prints out of the answers.
     os.dup2(2, 1)
-    asked: Asked = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.fileno(), asked), daemon=True).start()
-    return asked, answers
+    requests: RequestQueue = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.fileno(), requests), daemon=True).start()
+    return requests, answers
 
 
 class _NoPandas:
-    """Import hook without pandas: Arrow and DuckDB would import pandas without need, for twice the start-up time."""
+    """Import hook that hides pandas: Arrow and DuckDB would import it without need, for twice the start-up time."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -77,15 +77,16 @@ class ProcessorTimer:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _listen(source: int, asked: Asked) -> None:
+def _listen(source: int, requests: RequestQueue) -> None:
+    """Move the parent's requests from a file descriptor to a queue; end this process at the end of the pipe."""
     try:
         with os.fdopen(source, "rb", buffering=0, closefd=False) as pipe:
             while True:
-                asked.put(receive(pipe))
+                requests.put(receive(pipe))
     except MemoryError:
         os._exit(TOO_LARGE)
     finally:
-        # EOF comes also during a statement, and also if the parent was killed: only the parent has its end of the pipe.
+        # EOF comes even during a statement, and even if the parent was killed: only the parent has its end of the pipe.
         os._exit(0)
 
 

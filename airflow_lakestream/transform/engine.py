@@ -27,8 +27,8 @@ from airflow_lakestream.transform.statement import (
     with_input,
 )
 
-# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, if it is another. Small integers become
-# Iceberg's integers. A value that is too large for a decimal of 38 digits fails its record.
+# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, or "" if no cast is needed. Small integers
+# become Iceberg's integers. A record fails if a value is too large for a decimal of 38 digits.
 _PLAIN: dict[str, tuple[pa.DataType, str]] = {
     "boolean": (pa.bool_(), ""),
     "tinyint": (pa.int32(), "INTEGER"),
@@ -69,7 +69,11 @@ _MAY_BE_INFINITE = frozenset({"date", "timestamp", "timestamp_s", "timestamp_ms"
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """Output column: the field, the SQL for the field's value, and the SQL condition of a failure, or empty."""
+    """Output column of a statement.
+
+    :param expression: SQL for the column's value.
+    :param fails: SQL condition for a value that the column can't represent; "" if the column represents all values.
+    """
 
     field: pa.Field
     expression: str
@@ -77,32 +81,34 @@ class OutputColumn:
 
 
 def output_column(name: str, kind: Any) -> OutputColumn:
-    """Return the column of this DuckDB type. Raises InvalidArgument for a type without a place in tables."""
+    """Return the column for a DuckDB type. Raises InvalidArgument for a type that tables do not have."""
     quoted = '"' + name.replace('"', '""') + '"'
     if kind.id == "uuid":
         return OutputColumn(pa.field(name, _UUID), f"unhex(replace(CAST({quoted} AS VARCHAR), '-', ''))")
     arrow, target = _converted(name, kind)
     if kind.id in _MAY_BE_INFINITE:
-        fails = f"error('column {name.replace(chr(39), chr(39) * 2)}: it is infinite')"
-        finite = f"CASE WHEN coalesce(isfinite({quoted}), true) THEN {quoted} ELSE {fails} END"
-        misfits = f"NOT coalesce(isfinite({quoted}), true)"
+        error_call = f"error('column {name.replace(chr(39), chr(39) * 2)}: it is infinite')"
+        finite = f"CASE WHEN coalesce(isfinite({quoted}), true) THEN {quoted} ELSE {error_call} END"
+        fails = f"NOT coalesce(isfinite({quoted}), true)"
         if target != str(kind):
-            misfits += f" OR {_fails(quoted, target)}"
-        return OutputColumn(pa.field(name, arrow), f"CAST({finite} AS {target})", misfits)
+            fails += f" OR {_fails(quoted, target)}"
+        return OutputColumn(pa.field(name, arrow), f"CAST({finite} AS {target})", fails)
     if target == str(kind):
         return OutputColumn(pa.field(name, arrow), quoted)
     return OutputColumn(pa.field(name, arrow), f"CAST({quoted} AS {target})", _fails(quoted, target))
 
 
 def _fails(quoted: str, target: str) -> str:
-    # A struct is never NULL, so NULL means that making it failed.
+    """Return the SQL condition for a column's value that can't be cast: a struct is NULL only after a failure."""
     return f"TRY({{'e': CAST({quoted} AS {target})}}) IS NULL"
 
 
 def _converted(path: str, kind: Any) -> tuple[pa.DataType, str]:
     """Return the Arrow type for a DuckDB type, and the DuckDB type to convert to first.
 
-    :param path: path of the column, for the error. Raises InvalidArgument.
+    Raises InvalidArgument for a type that tables do not have.
+
+    :param path: path of the column, for the error.
     """
     if kind.id in _PLAIN:
         arrow, target = _PLAIN[kind.id]
@@ -125,12 +131,14 @@ def _converted(path: str, kind: Any) -> tuple[pa.DataType, str]:
     raise InvalidArgument("sql", f"column {path!r}: a table has no place for DuckDB's {kind}.", remedy)
 
 
-# Planning a statement takes longer than running it on thousands of records, so it is planned once.
+# Names of prepared statements: planning a statement takes longer than a run on thousands of records.
 _RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
-# The operators of a plan with one row for one record; a plan with another operator got past the checks: refuse it.
+# The operators of DuckDB's plans that make at most one row of one record. Another operator is refused, though the
+# checks of the statement have missed it.
 _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
-_MESSAGE = 300
+# The most characters of DuckDB's message in an error.
+_LONGEST_MESSAGE = 300
 
 
 class _InputTable:
@@ -147,11 +155,14 @@ class _InputTable:
 class StatementPlan:
     """A checked statement, for another process to use without a second check.
 
+    Tracing finds the failing records and the failing column or WHERE of each. Sifting separates good records from
+    suspects, which may fail. The form of some statements allows neither.
+
     :param input: names of the columns that the statement reads.
     :param run: SQL of the statement, with the number of each row's record.
-    :param trace: SQL for the failing records with their places, or None if the statement's form does not allow tracing.
-    :param sift: SQL that separates good records from suspects, or None if the statement's form does not allow sifting.
-    :param sifts_exactly: all suspects are bad, so they need no second run.
+    :param trace: SQL for tracing, or None.
+    :param sift: SQL for sifting, or None.
+    :param sifts_exactly: all suspects fail, so they need no second run.
     """
 
     input: list[str]
@@ -174,9 +185,9 @@ class StatementEngine:
         # Whether the last batch had a bad record: then the next batch probably has one, too.
         self.is_troubled = False
         if plan is None:
-            self._plan_again(sql, columns)
+            self._make_plan(sql, columns)
         else:
-            self._read(columns, plan.input)
+            self._set_input(columns, plan.input)
             self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
             self.sifts_exactly = plan.sifts_exactly
 
@@ -185,24 +196,18 @@ class StatementEngine:
         """Plan for another engine, in another process."""
         return StatementPlan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
 
-    def _plan_again(self, sql: str, columns: pa.Schema) -> None:
-        # Checks the statement, finds its input and output columns, and makes the SQL for run, trace and sift.
+    def _make_plan(self, sql: str, columns: pa.Schema) -> None:
+        """Check the statement, find its input and output columns, and make the SQL for run, trace and sift."""
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
-        everything = "*" in read
-        self._read(
-            columns,
-            [
-                name
-                for name in columns.names
-                if name.lower() in read or (everything and not name.lower().startswith(METADATA))
-            ],
-        )
+        if "*" in read:
+            read |= {name.lower() for name in columns.names if not name.lower().startswith(METADATA)}
+        self._set_input(columns, [name for name in columns.names if name.lower() in read])
         hidden = [name for name in self.input.names if name.lower().startswith(METADATA)]
         texts = [field.name for field in self.input if pa.types.is_string(field.type)]
         rewriter = StatementRewriter(self._database, self.input.names, texts, hidden)
-        inner = unparse(self._database, rewriter.carrying(node))
+        inner = unparse(self._database, rewriter.with_row_numbers(node))
         self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
@@ -210,15 +215,16 @@ class StatementEngine:
         self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
         self.sifts_exactly = rewriter.sift_is_exact
 
-    def _read(self, columns: pa.Schema, names: list[str]) -> None:
+    def _set_input(self, columns: pa.Schema, names: list[str]) -> None:
         self.input = pa.schema([columns.field(name) for name in names])
         self._empty = no_rows(self.input.append(pa.field(ROW, pa.int64())))
-        self._given = _InputTable(self._empty)
-        self._database.register(INPUT, self._given)
-        self._planned: set[str] = set()
+        self._records = _InputTable(self._empty)
+        self._database.register(INPUT, self._records)
+        # The names of the prepared statements.
+        self._prepared: set[str] = set()
 
     def run(self, table: pa.Table) -> pa.Table:
-        """Return the rows, with the records' numbers as the last column. Raises duckdb.Error."""
+        """Return the statement's rows, with the records' numbers as the last column. Raises duckdb.Error."""
         return self._execute(_RUN, self._sql, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
@@ -228,38 +234,38 @@ class StatementEngine:
         """
         if self._tracing is None:
             return None
-        found = self._execute(_TRACE, self._tracing, table)
-        return dict(zip(found[ROW].to_pylist(), found[BAD].to_pylist(), strict=True))
+        failing = self._execute(_TRACE, self._tracing, table)
+        return dict(zip(failing[ROW].to_pylist(), failing[BAD].to_pylist(), strict=True))
 
     def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
-        """Return the rows of surely good records, and the numbers of suspect records, each with the reason.
+        """Return the rows of good records, and the numbers of suspect records, each with the reason.
 
-        None if the statement's form does not allow sifting. Raises duckdb.Error for a failure of another kind.
+        None if the statement's form does not allow sifting. Raises duckdb.Error for a failure that sifting misses.
         """
         if self._sifting is None:
             return None
-        found = self._execute(_SIFT, self._sifting, table)
-        suspects = found.filter(found[SUSPECT].is_valid())
-        good = found.filter(found[SUSPECT].is_null()).drop_columns([SUSPECT])
+        rows = self._execute(_SIFT, self._sifting, table)
+        suspects = rows.filter(rows[SUSPECT].is_valid())
+        good = rows.filter(rows[SUSPECT].is_null()).drop_columns([SUSPECT])
         return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
 
     def _execute(self, name: str, sql: str, table: pa.Table) -> pa.Table:
-        # The statement is prepared once, and reads the records of each run from the registered input.
-        self._given.table = table
+        """Run a statement over a table of records; the statement is prepared under the name at its first run."""
+        self._records.table = table
         try:
-            if name not in self._planned:
+            if name not in self._prepared:
                 self._database.execute(f"PREPARE {name} AS {sql}")
-                self._planned.add(name)
+                self._prepared.add(name)
             return self._database.sql(f"EXECUTE {name}").to_arrow_table()
         finally:
-            self._given.table = self._empty
+            self._records.table = self._empty
 
     def _checked(self, sql: str, columns: pa.Schema) -> Node:
         names = frozenset(name.lower() for name in columns.names)
         return StatementChecker(scalar_functions(), names).statement(parse(self._database, sql))
 
     def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
-        # Returns the output columns, as DuckDB binds the statement; the last one, the record's number, is left out.
+        """Return the output columns as DuckDB binds the statement, without the last column, the record's number."""
         try:
             relation = self._database.sql(inner)
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
@@ -267,14 +273,15 @@ class StatementEngine:
             raise InvalidArgument(
                 "sql", f"DuckDB can't bind it: {error_text(error)}.", f"The columns are: {', '.join(columns.names)}."
             ) from None
-        if twice := [name for name, n in Counter(name.lower() for name, _ in described).items() if n > 1]:
-            raise InvalidArgument("sql", f"several columns are called {twice[0]!r}.", "Give each a name of its own.")
+        if duplicates := [name for name, n in Counter(name.lower() for name, _ in described).items() if n > 1]:
+            problem = f"several columns are called {duplicates[0]!r}."
+            raise InvalidArgument("sql", problem, "Give each a name of its own.")
         return [output_column(name, kind) for name, kind in described]
 
     def _check_plan(self) -> None:
         """Refuse a plan of DuckDB with operators beyond rows and conditions: a second check of the statement.
 
-        A run on no records folds constants, so that a part that can never work fails here.
+        A run without records evaluates constants, so that a constant part that fails is refused here.
         """
         try:
             self.run(self._empty)
@@ -286,7 +293,7 @@ class StatementEngine:
                 raise refuse(operator, "a statement turns each record of {{ input }} into one row, or none, by itself")
 
     def _traced(self, rewriter: StatementRewriter, node: Node) -> str | None:
-        # A value that the table's column can't represent is a failure, too; failures of the statement come first.
+        """Return the SQL for tracing, or None: failures of the statement, then values that a column can't represent."""
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.tracing(node))
             bad = BAD
@@ -301,7 +308,7 @@ class StatementEngine:
         return None
 
     def _sifted(self, rewriter: StatementRewriter, node: Node) -> str | None:
-        # A suspect's columns are not converted, since the conversion could fail.
+        """Return the SQL for sifting, or None. A suspect's columns are NULL, since the conversion could fail."""
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.sifting(node))
             cases = [
@@ -325,11 +332,11 @@ def _place(column: OutputColumn) -> str:
 
 
 def error_text(error: duckdb.Error) -> str:
-    """Return DuckDB's message, shortened, without the excerpt of our rewritten statement."""
+    """Return DuckDB's message, shortened, without its excerpt of the rewritten statement."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
     # DuckDB knows only the columns that the statement names: its suggestions are left out.
     text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
-    return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")
+    return text[:_LONGEST_MESSAGE] + ("..." if len(text) > _LONGEST_MESSAGE else "")
 
 
 def _query(items: list[str], inner: str) -> str:
@@ -337,6 +344,7 @@ def _query(items: list[str], inner: str) -> str:
 
 
 def _operators(plan: Any) -> set[str]:
+    """Return the names of all operators in a plan from EXPLAIN."""
     if isinstance(plan, list):
         return {name for child in plan for name in _operators(child)}
     return {plan["name"].strip()} | _operators(plan["children"])

@@ -1,6 +1,7 @@
-"""Results of a statement for a batch, and messages through its process's pipes: words, and tables in Arrow's format.
+"""Results of a statement for a batch, and messages through the pipes of the statement's process.
 
-The words are JSON, not pickle: answers of a compromised process could not run code here.
+A message is a JSON object, called words, and a table in Arrow's format. Unlike pickle, JSON from a compromised process
+can't run code here.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class ProcessSetup:
-    """Words of the first message; the message's table has the columns available to the statement.
+    """Words of the first message to a statement's process; the message's table has the statement's input columns.
 
     :param bounds: the fields of a `ProcessBounds`.
-    :param plan: the fields of another process's `StatementPlan`; empty to plan the statement here. With a plan, a
-        second message follows: its table has the statement's output columns.
+    :param plan: the fields of another process's `StatementPlan`; empty if the process must plan the statement itself.
+        With a plan, a second message follows, whose table has the statement's output columns.
     """
 
     sql: str
@@ -70,16 +71,17 @@ def _read(pipe: io.FileIO, size: int) -> bytearray:
 
 Indices = npt.NDArray[np.int64]
 
-# Prefix of names that no statement may use; and the column with the number of a row's record in the batch.
+# Prefix of names that no statement may use.
 HIDDEN = "_lakestream_"
+# The column with the number of a row's record in the batch.
+ROW = f"{HIDDEN}row"
 # Beginnings of errors that do not depend on the columns.
 NO_SQL, NO_SELECT = "DuckDB does not understand it", "only a SELECT is allowed here."
-ROW = f"{HIDDEN}row"
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """Record with a failure of the statement: the number in the batch, and the reason."""
+    """A record for which the statement fails: the record's number in the batch, and the reason."""
 
     index: int
     reason: str
@@ -101,12 +103,12 @@ class Transformed:
 
 
 def spans(offsets: Sequence[int], indices: Indices) -> list[tuple[int, int]]:
-    """Return the offsets of these records as half-open ranges, joined for neighbours in the batch.
-
-    :param offsets: offsets of all records of the batch.
-    :param indices: positions of the records, ascending.
+    """Return the offsets of some records of a batch as half-open ranges, one for neighbours in the batch.
 
     Holes of the log between two neighbours are part of the range: no record can ever be there.
+
+    :param offsets: offsets of all records of the batch.
+    :param indices: indices of the records in the batch, ascending.
     """
     if not len(indices):
         return []

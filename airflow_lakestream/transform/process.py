@@ -1,4 +1,4 @@
-"""The task's side of processes with bounds, and of `worker`, the process of a statement."""
+"""The task's side of processes with bounds, such as `worker`, the process of a statement."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from airflow_lakestream.transform.messages import ROW, FailedRecord, ProcessSetu
 log = logging.getLogger(__name__)
 
 
-# Takes the parent's path, since Spark imports from a zip. Python's environment variables and the current folder are
-# ignored.
+# The process gets the parent's path, since Spark imports from a zip. Python's environment variables and the current
+# folder are ignored.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 _ROOT = str(Path(__file__).parents[2])
 # The only environment variables that the process gets: a task's environment has secrets.
@@ -36,14 +36,15 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 # Arrow's own allocators reserve a GiB at once, and memory taken before the limit is set would not count. One thread
 # needs only one arena.
 _ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
-# Wall-clock time: a hanging process takes no processor time.
+# Wall-clock seconds, in addition to ten times its processor seconds, until a process counts as hanging: a hanging
+# process takes no processor time.
 _STUCK = 120.0
 # Signals of crashes inside a program; other signals come from outside.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 # Seconds for the end of the process.
 _PATIENCE = 5.0
 
-# The error texts, by the bound that was exceeded.
+# The error texts by cause: the word of an answer with an error.
 _EXPLANATIONS = {
     "memory": "takes more than {most:,.0f} MiB of memory, which are DuckDB's {limit} and {reserve:,.0f} MiB: {detail}",
     "rows": "makes rows of {detail}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
@@ -55,13 +56,14 @@ Message = tuple[dict[str, Any], pa.Table]
 
 
 class SqlFailed(LakestreamError, Transient):
-    """Error: the process for a statement could not be started."""
+    """The process for a statement could not be started."""
 
 
 class Exceeded(Exception):
-    """Error: a request exceeded a bound.
+    """A request exceeded a bound, or ended its process.
 
-    :param cause: "time", "memory", "rows" or "crash"; another word: the process ended in another way.
+    :param cause: the bound ("time", "memory", "rows"); "crash"; "failure" for an error of DuckDB that is not due to a
+        record; or "exit" if the process ended in another way.
     """
 
     def __init__(self, cause: str, text: str) -> None:
@@ -77,7 +79,7 @@ class Exceeded(Exception):
 class BoundedProcess:
     """Process with bounds, for a single thread at a time, never after a fork. Raises SqlFailed.
 
-    :param program: the module whose `main` runs in the process.
+    :param program: the name of the module whose `main` runs in the process.
     """
 
     def __init__(self, program: str, bounds: ProcessBounds) -> None:
@@ -85,17 +87,17 @@ class BoundedProcess:
         self._owner = os.getpid()
         self._is_stuck = False
         self._process = _started(program)
-        # No buffers: a fork might find their locks taken.
+        # Unbuffered: a fork could copy a locked buffer.
         self._to, self._from = cast("tuple[io.FileIO, io.FileIO]", (self._process.stdin, self._process.stdout))
         _LIVING.add(self)
 
     @property
     def is_usable(self) -> bool:
-        """Whether the process runs and was started by this process; false after a fork."""
+        """Whether the process runs, and was started by this process, not by the parent of a fork."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, after a few seconds by force; in a fork, close the pipes only."""
+        """End the process, after _PATIENCE seconds by force; in a fork, only close the pipes."""
         self.forget()
         if self._owner != os.getpid():
             return
@@ -106,7 +108,7 @@ class BoundedProcess:
             self._process.wait()
 
     def forget(self) -> None:
-        """Close the pipes only; the process then ends by itself, unless another process has the pipes, too."""
+        """Close the pipes without waiting; the process then ends by itself, unless a fork has copies of the pipes."""
         self._to.close()
         self._from.close()
 
@@ -121,19 +123,19 @@ class BoundedProcess:
         try:
             for message in messages:
                 send(self._to, *message)
-            answer, made = self.answer(time.monotonic() + _STUCK + 10 * seconds)
+            answer, table = self.answer(time.monotonic() + _STUCK + 10 * seconds)
         except (OSError, EOFError):
             self.close()
             raise self._end(seconds) from None
         for cause in _EXPLANATIONS.keys() & answer.keys():
             self.close()
             raise self._exceeded(cause, answer[cause], rows)
-        return answer, made
+        return answer, table
 
     def answer(self, until: float) -> Message:
-        """Return the next message. Raises EOFError if the process ends; a process that is late is killed.
+        """Return the next message. Raises EOFError if the process ends.
 
-        :param until: latest time of the answer, by `time.monotonic`.
+        :param until: the time, by `time.monotonic`, after which a process without an answer is killed.
         """
         answers = select.poll()
         answers.register(self._from, select.POLLIN)
@@ -143,7 +145,7 @@ class BoundedProcess:
         return receive(self._from)
 
     def _end(self, seconds: float) -> Exceeded:
-        # Returns the error for a process that has ended without an answer, by its exit status.
+        """Return the error for a process that has ended without an answer, by its exit status."""
         status = self._process.returncode
         if self._is_stuck:
             return Exceeded("time", f"does not end, though it takes no {seconds:g} seconds of a processor")
@@ -189,15 +191,15 @@ class SqlProcess(BoundedProcess):
         self.schema: pa.Schema = table.schema
 
     def run(self, table: pa.Table, seconds: float, rows: int) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Return the rows, with the records' numbers in the last column, and the failing records with reasons.
+        """Return the rows, with the records' numbers in the last column, and number and reason of each failing record.
 
         Raises Exceeded after the process has ended.
 
         :param seconds: processor seconds for the run.
         :param rows: bytes that the rows may have.
         """
-        answer, made = self.ask([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
-        return made, answer["bad"]
+        answer, made_rows = self.ask([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
+        return made_rows, answer["bad"]
 
 
 def _started(program: str) -> subprocess.Popen[bytes]:
@@ -212,7 +214,7 @@ def _started(program: str) -> subprocess.Popen[bytes]:
         raise SqlFailed(f"sql: its process can't be started: {error}.") from error
 
 
-# A fork has copies of the pipes: unless they are closed, the process would not notice the end of this process.
+# The processes whose pipes a fork must close: with copies of the pipes, they would not notice the end of this process.
 _LIVING: weakref.WeakSet[BoundedProcess] = weakref.WeakSet()
 
 
@@ -227,14 +229,14 @@ os.register_at_fork(after_in_child=_forget_all)
 
 # The number of parts into which a batch that exceeds a bound is cut.
 PARTS = 16
-# Processor seconds for such a part.
-_OF_PART = 0.5
-# Processor seconds that may be lost to records beyond a bound, in addition to the time of all other records. After
-# that a record gets no more than a part does. After three times as much, parts beyond a bound are not cut any more.
+# Processor seconds for a part that can be cut again.
+_PART_SECONDS = 0.5
+# Seconds that may be lost to runs beyond a bound, in addition to the time of all other runs. Later a single record gets
+# _PART_SECONDS, too. After three times these seconds, parts beyond a bound are not cut any more.
 _LOST = 300.0
 # Bytes that a record's rows may have, per byte of the record and per value of the rows.
-_GROWTH = 8
-_OF_VALUE = 32
+_BYTES_PER_BYTE = 8
+_BYTES_PER_VALUE = 32
 
 
 class RecordSearch:
@@ -246,10 +248,11 @@ class RecordSearch:
     def __init__(self, sql: str, columns: pa.Schema, bounds: ProcessBounds) -> None:
         self._sql, self._columns, self._bounds = sql, columns, bounds
         self._idle: list[SqlProcess] = []
-        # The number of records that may be run at once, as far as known, and how many exceeded a bound.
-        self._most, self._found = 2**31, 0
-        self._gained = self._lost = 0.0
-        # The least number of records at once that was logged.
+        # The most records for a run, lowered after runs beyond a bound; and the number of records beyond a bound.
+        self._most_records, self._bad_records = 2**31, 0
+        # Seconds of runs within the bounds, and beyond a bound.
+        self._used = self._lost = 0.0
+        # The smallest part that was logged.
         self._least_logged = 2**31
         self._first = SqlProcess(sql, columns, bounds)
         self._idle.append(self._first)
@@ -262,81 +265,88 @@ class RecordSearch:
 
         The last column has the number of each row's record.
         """
-        # Any row may have this many bytes.
-        share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
+        # The bytes that the rows may have per record, in addition to the bytes by the record's size.
+        share = self._bounds.rows / max(1, table.num_rows) + _BYTES_PER_VALUE * self._values
         for part in self._cut(table, table.num_rows):
-            yield from self._tried(part, share, bad, is_cut=part.num_rows < table.num_rows)
+            yield from self._run_or_cut(part, share, bad, is_cut=part.num_rows < table.num_rows)
 
     def close(self) -> None:
         """End the idle processes."""
         while self._idle:
             self._idle.pop().close()
 
-    def _tried(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
-        # `share`: bytes that the rows may have per record. `is_cut`: the part is not the whole batch.
+    def _run_or_cut(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
+        """Yield a part's rows; a part beyond a bound is cut, and a single record beyond a bound is bad.
+
+        `share`: the bytes that the rows may have per record. `is_cut`: the part is not the whole batch.
+        """
         error = None
-        # Tried in a second process: the first may have been killed from outside, or found no memory.
+        # A single record has a second try: the first process may have been killed from outside, or found no memory.
         for _ in range(2 if part.num_rows == 1 else 1):
             try:
-                yield self._asked(part, share, bad, is_cut=is_cut)
+                yield self._run_part(part, share, bad, is_cut=is_cut)
                 return
             except Exceeded as exceeded:
                 error = exceeded
                 if exceeded.is_certain:
                     break
         assert error is not None, "at least one try was made"
-        if part.num_rows > 1 and not (is_cut and self._is_lost(3)):
+        if part.num_rows > 1 and not (is_cut and self._lost_more_than(3)):
             yield from self._in_parts(part, share, bad, error)
             return
-        what = "for this record alone" if part.num_rows == 1 else f"for {part.num_rows} records, this one among them"
-        more = "" if part.num_rows == 1 else "; too much time was lost already to look at each of them"
-        bad += [FailedRecord(number, f"sql: {what}, it {error}{more}") for number in part[ROW].to_pylist()]
-        self._found += part.num_rows
+        if part.num_rows == 1:
+            reason = f"sql: for this record alone, it {error}"
+        else:
+            reason = (
+                f"sql: for {part.num_rows} records, this one among them, it {error}; too much time was lost already to "
+                "look at each of them"
+            )
+        bad += [FailedRecord(number, reason) for number in part[ROW].to_pylist()]
+        self._bad_records += part.num_rows
 
     def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
-        # Cuts the part into PARTS pieces, and runs each; each piece may be cut again.
-        size, found = -(-part.num_rows // PARTS), self._found
+        """Cut a part into PARTS pieces, and yield the rows of each; a piece may be cut again."""
+        size, bad_before = -(-part.num_rows // PARTS), self._bad_records
         if size < self._least_logged:
             self._least_logged = size
             log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
         for piece in self._cut(part, size):
-            yield from self._tried(piece, share, bad, is_cut=True)
-        if self._found == found and error.cause in ("time", "memory"):
-            # No single record is to blame: too many were run at once.
-            self._most = min(self._most, size)
+            yield from self._run_or_cut(piece, share, bad, is_cut=True)
+        if self._bad_records == bad_before and error.cause in ("time", "memory"):
+            # No single record is bad: the run had too many records.
+            self._most_records = min(self._most_records, size)
 
-    def _asked(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> pa.Table:
-        # Runs the part; a process that exceeds a bound has ended, and a process that answers is used again.
+    def _run_part(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> pa.Table:
+        """Return a part's rows, and add failing records to `bad`. Raises Exceeded after the process has ended."""
         begin = time.monotonic()
-        # A part that can be cut again gets little time; so does each part once much time was lost.
-        least = self._is_lost(1) or (is_cut and part.num_rows > 1)
-        seconds = min(_OF_PART, self._bounds.timeout) if least else self._bounds.timeout
+        # A part that can be cut again gets little time, and so does each part after much lost time.
+        is_short = self._lost_more_than(1) or (is_cut and part.num_rows > 1)
+        seconds = min(_PART_SECONDS, self._bounds.timeout) if is_short else self._bounds.timeout
         process = self._process()
         try:
-            rows, found = process.run(part, seconds, int(part.num_rows * share + part.nbytes * _GROWTH))
+            rows, failed = process.run(part, seconds, int(part.num_rows * share + part.nbytes * _BYTES_PER_BYTE))
         except Exceeded:
             self._lost += time.monotonic() - begin
             raise
-        self._gained += time.monotonic() - begin
+        self._used += time.monotonic() - begin
         self._idle.append(process)
-        bad += [FailedRecord(number, reason) for number, reason in found]
+        bad += [FailedRecord(number, reason) for number, reason in failed]
         return rows
 
     def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
-        # Yields parts of at most `size` records, and of no more than may be run at once.
+        """Yield parts of at most `size` records, and at most `_most_records`, which the run of a part may lower."""
         start = 0
         while start < table.num_rows:
-            # Checked each time: a part may lower the limit for the next part.
-            part = table.slice(start, min(size, self._most))
+            part = table.slice(start, min(size, self._most_records))
             start += part.num_rows
             yield part
 
-    def _is_lost(self, times: int) -> bool:
-        # The time lost to parts beyond a bound is compared with the time of all other runs, and a multiple of an
-        # allowance.
-        return self._lost > times * _LOST + self._gained
+    def _lost_more_than(self, times: int) -> bool:
+        """Return whether runs beyond a bound took more than all other runs and a multiple of _LOST seconds."""
+        return self._lost > times * _LOST + self._used
 
     def _process(self) -> SqlProcess:
+        """Return an idle process, or a new one."""
         with contextlib.suppress(IndexError):
             while True:
                 process = self._idle.pop()
@@ -347,4 +357,5 @@ class RecordSearch:
 
 
 def _leaves(kind: pa.DataType) -> int:
+    """Return the number of columns without inner columns in a type."""
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

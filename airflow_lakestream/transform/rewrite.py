@@ -1,8 +1,8 @@
-"""Rewriting of a checked statement: the number of each row's record, and forms for finding bad records.
+"""Rewriting of a checked statement: the number of each row's record, and forms that find bad records.
 
 The user's expressions stay as they are; the number is a hidden column, passed from SELECT to SELECT and invisible to
-`*`. One failing record makes DuckDB run all records around it one by one, which takes thirty times as long. Most
-failures are a cast or an invalid document: a form that does not fail has a reason for each suspect record.
+`*`. DuckDB fails as a whole for one failing record, and a search by single records takes thirty times as long. Most
+failures are a cast or an invalid document: a form of the statement that does not fail has a reason for each suspect.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from airflow_lakestream.transform.statement import (
     without_places,
 )
 
+# The macro of json_value that uses texts of a document that were looked up before; see `sandbox.MACROS`.
 LOOKED_UP = "_lakestream_json_value"
-# Suffix of a text's column: the column with json_value's result for the text.
+# Suffix of a looked-up text's column, for the column with json_value's result.
 VALUE = "_value"
-_MOST = 80
+# The most characters of a value in a reason.
+_LONGEST_VALUE = 80
 
 
 class FailureRemover:
@@ -51,10 +53,10 @@ class FailureRemover:
         self._texts = texts
         self.is_exact = True
         # Whether there are columns with the values of looked-up texts.
-        self.is_made = False
-        # Casts of looked-up texts, by column name: made once even if mentioned twice.
+        self.has_value_columns = False
+        # Casts of looked-up texts, by the name of a column for each; and the number that `take_casts` has returned.
         self._casts: dict[str, Node] = {}
-        self._taken = 0
+        self._taken_casts = 0
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
         """Return the expression with NULL in place of failures, and an expression for each possible reason.
@@ -70,16 +72,16 @@ class FailureRemover:
             return self._cast(node)
         if kind == "FUNCTION" and node["function_name"].lower() in (LOOKED_UP, "error"):
             return self._function(node)
-        made, reasons = self._inside(node)
+        sifted, reasons = self._inside(node)
         if reasons and not needs_all(node):
             self.is_exact = False
-        return made, reasons
+        return sifted, reasons
 
     def take_casts(self) -> dict[str, Node]:
-        """Return the casts found since the last call, by the name of the column for each."""
-        found = dict(list(self._casts.items())[self._taken :])
-        self._taken = len(self._casts)
-        return found
+        """Return the casts of looked-up texts since the last call, by the name of the column for each."""
+        casts = dict(list(self._casts.items())[self._taken_casts :])
+        self._taken_casts = len(self._casts)
+        return casts
 
     def first(self, reasons: list[Node]) -> Node:
         """Return an expression for the first reason that is not NULL."""
@@ -87,56 +89,50 @@ class FailureRemover:
         return dict(self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts))
 
     def _inside(self, node: Any) -> tuple[Any, list[Node]]:
-        # The expression with all inner expressions sifted, and their reasons.
-        if isinstance(node, dict) and "class" in node:
-            reasons: list[Node] = []
-            made = {}
-            for key, child in node.items():
-                made[key], found = self._part(child)
-                reasons += found
-            return made, reasons
-        return self._part(node)
+        """Return the expression with all inner expressions sifted, and their reasons."""
+        reasons: list[Node] = []
+        sifted = {}
+        for key, child in node.items():
+            sifted[key], child_reasons = self._part(child)
+            reasons += child_reasons
+        return sifted, reasons
 
-    def _part(self, child: Any) -> tuple[Any, list[Node]]:
-        if isinstance(child, list):
-            parts = [self._part(one) for one in child]
-            return [made for made, _ in parts], [reason for _, found in parts for reason in found]
-        if isinstance(child, dict):
-            if "class" in child:
-                return self.sifted(child)
-            made = {key: self._part(one) for key, one in child.items()}
-            return {key: one for key, (one, _) in made.items()}, [r for _, found in made.values() for r in found]
-        return child, []
+    def _part(self, part: Any) -> tuple[Any, list[Node]]:
+        """Return a list or mapping in a parsed statement with all expressions sifted, and their reasons."""
+        if isinstance(part, list):
+            children = [self._part(child) for child in part]
+            return [sifted for sifted, _ in children], [reason for _, reasons in children for reason in reasons]
+        if not isinstance(part, dict):
+            return part, []
+        return self.sifted(part) if "class" in part else self._inside(part)
 
     def _cast(self, node: Node) -> tuple[Node, list[Node]]:
-        # A cast fails if its result is NULL, and its operand is not.
+        """Return a cast that can't fail, and the reasons: the cast fails if its result is NULL, but its operand not."""
         child, reasons = self.sifted(node["child"])
         if not self._is_text(node["child"]):
             self.is_exact = False
         cast = {**node, "child": child, "try_cast": True}
         kind = node["type_expr"]["type_name"].replace("'", "''")
-        text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
+        text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_LONGEST_VALUE}) || ''' to {kind}'"
         # The cast of a looked-up text becomes a column of its own, so that the text is cast once.
-        if self.is_made and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
-            name = self._named(child["column_names"][0], cast)
+        if self.has_value_columns and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
+            name = self._cast_column(child["column_names"][0], cast)
             cast = {**self._build(f'"{name}"'), "alias": node["alias"]}
         parts = {"_c": {**child, "alias": ""}, "_t": {**cast, "alias": ""}}
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
 
-    def _named(self, text: str, cast: Node) -> str:
-        """Return the name of the column for a cast; the same cast of an earlier expression has the same column.
-
-        :param text: name of the column with the text.
-        """
+    def _cast_column(self, text: str, cast: Node) -> str:
+        """Return the name of the column for a cast of the column `text`; equal casts share a column."""
         plain = without_places({**cast, "alias": ""})
-        for name, known in self._casts.items():
-            if without_places(known) == plain:
+        for name, earlier in self._casts.items():
+            if without_places(earlier) == plain:
                 return name
         name = f"{text}_{len(self._casts)}"
         self._casts[name] = {**cast, "alias": ""}
         return name
 
     def _is_text(self, node: Node) -> bool:
+        """Return whether an expression is surely a text: a text column, or a looked-up text."""
         if node["class"] == "COLUMN_REF":
             name: str = node["column_names"][-1].lower()
             return name in self._texts
@@ -144,17 +140,17 @@ class FailureRemover:
         return function == LOOKED_UP
 
     def _function(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return a call that can't fail, and the reasons: `error` always fails, a malformed document fails a lookup."""
+        """Return a call that can't fail, and the reasons: `error` always fails, a look-up by a malformed document."""
         if node["function_name"].lower() == "error":
             message, reasons = self.sifted(arguments_of(node)[0])
             reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
             return {**self._build("NULL"), "alias": node["alias"]}, [*reasons, reason]
         document, path, texts, text = arguments_of(node)
-        if self.is_made:
+        if self.has_value_columns:
             value = self._build(f'"{text["column_names"][0]}{VALUE}"')
         else:
             value = self._build(f"{LOOKED_UP}_or_null(_d, _p, _l, _t)", _d=document, _p=path, _l=texts, _t=text)
-        malformed = f"'Malformed JSON: ' || left(_d, {_MOST})"
+        malformed = f"'Malformed JSON: ' || left(_d, {_LONGEST_VALUE})"
         reason = self._build(f"CASE WHEN _d IS NOT NULL AND _l IS NULL THEN {malformed} END", _d=document, _l=texts)
         return {**value, "alias": node["alias"]}, [reason]
 
@@ -162,28 +158,31 @@ class FailureRemover:
         """Return a CASE without failures, and the reasons: a branch's reasons count only for the branch's records."""
         otherwise, reasons = self.sifted(node["else_expr"])
         checks: list[Node] = []
+        # From the last branch to the first: `reasons` are the reasons if no earlier branch applies.
         for check in reversed(node["case_checks"]):
-            condition, of_condition = self.sifted(check["when_expr"])
-            value, of_value = self.sifted(check["then_expr"])
+            condition, condition_reasons = self.sifted(check["when_expr"])
+            value, value_reasons = self.sifted(check["then_expr"])
             checks.insert(0, {"when_expr": condition, "then_expr": value})
-            if of_value or reasons:
-                branch = [{"when_expr": condition, "then_expr": self.first(of_value)}]
-                rest = {**node, "alias": "", "case_checks": branch, "else_expr": self.first(reasons)}
-                reasons = [*of_condition, rest]
+            if value_reasons or reasons:
+                branch = [{"when_expr": condition, "then_expr": self.first(value_reasons)}]
+                by_branch = {**node, "alias": "", "case_checks": branch, "else_expr": self.first(reasons)}
+                reasons = [*condition_reasons, by_branch]
             else:
-                reasons = of_condition
+                reasons = condition_reasons
         return {**node, "case_checks": checks, "else_expr": otherwise}, reasons
 
 
+# Hidden columns: the failing part of a bad record, the reason of a suspect, the first reason in a WHERE, whether a row
+# passes the WHERE; and the prefix of columns with texts looked up in JSON documents.
 BAD = f"{HIDDEN}bad"
 SUSPECT = f"{HIDDEN}suspect"
-_FILTERED = f"{HIDDEN}where"
+_WHERE_REASON = f"{HIDDEN}where"
 _KEPT = f"{HIDDEN}kept"
 _JSON = f"{HIDDEN}json_"
 
 
 class NotTraceable(Exception):
-    """Signal: the statement's form allows finding bad records only by halving the batch."""
+    """The statement's form allows neither tracing nor sifting: only halves of the batch find bad records."""
 
 
 class StatementRewriter:
@@ -204,14 +203,14 @@ class StatementRewriter:
         self._hidden = hidden
         self.sift_is_exact = True
 
-    def carrying(self, node: Node) -> Node:
+    def with_row_numbers(self, node: Node) -> Node:
         """Return the statement with the number of each row's record as the last column."""
         node = deepcopy(node)
         self._carry(node, self._select)
         return node
 
     def tracing(self, node: Node) -> Node:
-        """Return a statement for the failing records: it does not fail, and its last column has the place of a failure.
+        """Return a statement that does not fail, with the first failing part, a column or WHERE, as the last column.
 
         The last column is NULL for a record without a failure. Raises NotTraceable if one expression makes several
         columns.
@@ -221,17 +220,20 @@ class StatementRewriter:
         return node
 
     def sifting(self, node: Node) -> Node:
-        """Return a statement for good and suspect records: its last column has the reason of a suspect.
+        """Return a statement that rarely fails, with the reason of a suspect record as the last column.
 
-        The last column is NULL for a good record. The statement fails only for rare kinds of failures. Afterwards
-        `sift_is_exact` is true if all suspects are bad. Raises NotTraceable if one expression makes several columns.
+        The last column is NULL for a good record. Afterwards `sift_is_exact` is true if all suspects are bad. Raises
+        NotTraceable if one expression makes several columns.
         """
         node = deepcopy(node)
         self._carry(node, self._sift)
         return node
 
     def _carry(self, node: Node, rewrite: Callable[[Node, bool], None]) -> None:
-        # Rewrites all SELECTs of the statement, the inner ones first.
+        """Rewrite all SELECTs of a statement in place, the inner SELECTs first.
+
+        :param rewrite: rewrites a SELECT; its second argument is true if the SELECT reads the input.
+        """
         for _, entry, query in ctes(node):
             entry["materialized"] = "CTE_MATERIALIZE_NEVER"
             self._carry(query, rewrite)
@@ -253,18 +255,18 @@ class StatementRewriter:
         if reads_input:
             self._look_up_json_at_once(node)
         tried: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
-        if condition := replaced(node["where_clause"], self._failing_by_a_cast):
+        if condition := replaced(node["where_clause"], self._failing_cast):
             tried.append(("WHERE", condition))
             # A record that a condition leaves out is not bad, even if a column would fail. A record for which the
             # condition fails is kept as bad.
-            known = self._first_failure(tried)
-            node["where_clause"] = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
+            failure = self._first_failure(tried)
+            node["where_clause"] = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=failure, _e=condition)
         for index, item in enumerate(node["select_list"]):
             if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
                 continue
             if any(part["class"] == "STAR" for part in expressions(item)):
                 raise NotTraceable
-            plain = replaced({**item, "alias": ""}, self._failing_by_a_cast)
+            plain = replaced({**item, "alias": ""}, self._failing_cast)
             tried.append((f"column {item['alias']}", plain))
             node["select_list"][index] = {**self._expression("TRY(_e)", _e=plain), "alias": item["alias"]}
         node["select_list"] += [self._expression(ROW), {**self._first_failure(tried), "alias": BAD}]
@@ -272,89 +274,87 @@ class StatementRewriter:
     def _sift(self, node: Node, reads_input: bool) -> None:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
         values = self._look_up_json_at_once(node, guarded=True) if reads_input else {}
-        # A column made by another SELECT is unknown here.
+        # The types of another SELECT's columns are unknown here.
         sifter = FailureRemover(self._expression, self._texts if reads_input else ())
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
             reasons = self._sift_condition(node, sifter, values, reasons)
-        # A value that is mentioned several times is computed once: here, and not for filtered records.
+        # As columns, values with several mentions are computed once, and not for filtered records.
         if values:
             self._add_columns(node, values)
-            sifter.is_made = True
+            sifter.has_value_columns = True
         for index, item in enumerate(node["select_list"]):
             if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
                 continue
             if any(part["class"] == "STAR" for part in expressions(item)):
                 raise NotTraceable
-            node["select_list"][index], reason = sifter.sifted(item)
-            if reason:
-                reasons.append(self._at(f"column {item['alias']}", sifter.first(reason)))
+            node["select_list"][index], item_reasons = sifter.sifted(item)
+            if item_reasons:
+                reasons.append(self._with_place(f"column {item['alias']}", sifter.first(item_reasons)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
         self._add_casts(node, sifter)
-        # An unread column fails for no record: with several SELECTs the unread columns are unknown.
+        # With several SELECTs, a suspect may be good: an outer SELECT need not read the column that would fail.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
 
     def _sift_condition(
         self, node: Node, sifter: FailureRemover, values: dict[str, Node], reasons: list[Node]
     ) -> list[Node]:
-        """Sift a SELECT's WHERE, with the looked-up values in it as columns; return the new reasons.
+        """Sift a SELECT's WHERE in place; return the reasons for the SELECT's columns.
 
-        :param values: expressions of looked-up values by name; the values in the condition are removed, as they become
-            columns.
+        :param values: expressions of looked-up values; values in the condition become columns here, and are removed.
         """
         mentioned = {
             part["column_names"][0] for part in expressions(node["where_clause"]) if part["class"] == "COLUMN_REF"
         }
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
-            sifter.is_made = True
-        condition, reason = sifter.sifted(node["where_clause"])
+            sifter.has_value_columns = True
+        condition, where_reasons = sifter.sifted(node["where_clause"])
         self._add_casts(node, sifter)
-        if reason:
-            reasons = [*reasons, self._at("WHERE", sifter.first(reason))]
+        if where_reasons:
+            reasons = [*reasons, self._with_place("WHERE", sifter.first(where_reasons))]
         if not reasons:
             node["where_clause"] = condition
             return reasons
-        self._add_columns(node, {_FILTERED: sifter.first(reasons)})
-        # A suspect passes, even if NULL in place of its failures makes the condition false. random() makes it volatile:
-        # DuckDB would otherwise evaluate it before the columns in it, and each column again at each mention.
-        kept = self._expression(
-            "(_r IS NOT NULL OR _w) AND random() >= 0", _r=self._expression(_FILTERED), _w=condition
-        )
+        self._add_columns(node, {_WHERE_REASON: sifter.first(reasons)})
+        # A suspect passes, even if NULL in place of its failures makes the condition false. random() is volatile, so
+        # that DuckDB evaluates the condition after the columns in it, and each column only once.
+        suspect = self._expression(_WHERE_REASON)
+        kept = self._expression("(_r IS NOT NULL OR _w) AND random() >= 0", _r=suspect, _w=condition)
         self._add_columns(node, {_KEPT: kept})
         node["where_clause"] = self._expression(_KEPT)
-        return [self._expression(_FILTERED)]
+        return [self._expression(_WHERE_REASON)]
 
     def _add_casts(self, node: Node, sifter: FailureRemover) -> None:
         if casts := sifter.take_casts():
             self._add_columns(node, casts)
 
     def _add_columns(self, node: Node, columns: dict[str, Node]) -> None:
-        """Insert a SELECT with additional columns below a SELECT; `*` does not see the columns."""
+        """Add columns to a SELECT's source by a SELECT around the source; `*` does not see the columns."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
         query = f"SELECT * FROM (SELECT * FROM nothing) AS {quoted(name)}"
-        around = parse(self._database, query)["statements"][0]["node"]["from_table"]
-        inner = around["subquery"]["node"]
+        wrapper = parse(self._database, query)["statements"][0]["node"]["from_table"]
+        inner = wrapper["subquery"]["node"]
         inner["from_table"] = source
         inner["select_list"] += [{**expression, "alias": column} for column, expression in columns.items()]
-        node["from_table"] = around
+        node["from_table"] = wrapper
         self._hide(node, list(columns))
 
-    def _at(self, place: str, reason: Node) -> Node:
+    def _with_place(self, place: str, reason: Node) -> Node:
         return self._expression(f"{literal(place + ': ')} || _r", _r=reason)
 
-    def _failing_by_a_cast(self, node: Node) -> Node | None:
-        """Return a failing cast for a call of `error`, else None: TRY refuses volatile functions, such as `error`."""
+    def _failing_cast(self, node: Node) -> Node | None:
+        """Return a failing cast in place of a call of `error`, which TRY refuses as volatile; None for other nodes."""
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "error":
             return None
         failing = self._expression("CAST(CAST('!' || _e AS TINYINT) AS \"NULL\")", _e=arguments_of(node)[0])
         return {**failing, "alias": node["alias"]}
 
     def _first_failure(self, tried: list[tuple[str, Node]]) -> Node:
-        """Return an expression for the place of a record's first failure: NULL without a failure.
+        """Return an expression for the place of a record's first failure, with the value NULL without a failure.
 
-        :param tried: places and their expressions; the expression for `""` has the place found by an inner SELECT.
+        :param tried: places, each with its expression; the expression for "" has the place that an inner SELECT found.
         """
         parts, cases = {}, []
         for index, (place, expression) in enumerate(tried):
@@ -368,17 +368,17 @@ class StatementRewriter:
         return self._expression(f"CASE {' '.join(cases)} ELSE {none} END" if cases else none, **parts)
 
     def _hide(self, node: Node, names: list[str]) -> None:
+        """Exclude columns from each `*` of a SELECT."""
         for part in expressions([node["select_list"], node["where_clause"]]):
             if part["class"] == "STAR":
-                there = {name.lower() for name in part["exclude_list"]}
-                part["exclude_list"] += [name for name in names if name.lower() not in there]
+                excluded = {name.lower() for name in part["exclude_list"]}
+                part["exclude_list"] += [name for name in names if name.lower() not in excluded]
 
     def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> dict[str, Node]:
-        """Look up all paths of a column at once: otherwise each json_value reads the document twice.
+        """Look up all paths of a column at once: otherwise each json_value of a SELECT reads the document twice.
 
-        Returns the expressions for the values of the texts found, by the name of a column.
-
-        :param guarded: check a document first instead of catching its failure.
+        Returns the expressions for json_value's results, by the name of a column for each. If `guarded`, documents are
+        checked first, instead of TRY for their failures.
         """
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
@@ -388,10 +388,10 @@ class StatementRewriter:
         node["where_clause"] = replaced(node["where_clause"], collect)
         if not paths:
             return {}
-        texts = [f"{_texts(column, found, guarded)} AS {quoted(_JSON + column)}" for column, found in paths.items()]
-        inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
-        # A column per text: each mention of a list element would copy it.
-        numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
+        lists = [f"{_texts(column, texts, guarded)} AS {quoted(_JSON + column)}" for column, texts in paths.items()]
+        inner = f"SELECT *, {', '.join(lists)} FROM {INPUT}"
+        # A column per text: each mention of a list's element would copy the element.
+        numbered = [(column, i) for column, texts in paths.items() for i in range(1, len(texts) + 1)]
         single = {f"{_JSON}{column}_{i}": f"{quoted(_JSON + column)}[{i}]" for column, i in numbered}
         elements = ", ".join(f"{text} AS {quoted(name)}" for name, text in single.items())
         query = f"SELECT *, {elements} FROM ({inner})"
@@ -407,12 +407,12 @@ class StatementRewriter:
                 f"{LOOKED_UP}_or_null({quoted(column)}, {literal(path)}, {quoted(_JSON + column)}, "
                 f"{quoted(f'{_JSON}{column}_{i}')})"
             )
-            for column, found in paths.items()
-            for i, path in enumerate(found, 1)
+            for column, texts in paths.items()
+            for i, path in enumerate(texts, 1)
         }
 
     def _replace_json_value(self, paths: dict[str, list[str]], node: Node) -> Node | None:
-        # Returns a look-up in the texts of all paths for a json_value of a column, else None; `paths` gets the path.
+        """Return a look-up in place of a column's json_value, whose path is added to `paths`; None for other nodes."""
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "json_value":
             return None
         document, path = arguments_of(node)
@@ -422,19 +422,16 @@ class StatementRewriter:
         column = document["column_names"][-1].lower()
         if column not in self._columns:
             return None
-        found = paths.setdefault(column, [])
-        if text not in found:
-            found.append(text)
+        column_paths = paths.setdefault(column, [])
+        if text not in column_paths:
+            column_paths.append(text)
         texts = f'"{_JSON}{column}"'
-        single = f'"{_JSON}{column}_{found.index(text) + 1}"'
+        single = f'"{_JSON}{column}_{column_paths.index(text) + 1}"'
         call = f"{LOOKED_UP}(_d, {literal(text)}, {texts}, {single})"
         return {**self._expression(call, _d={**document, "alias": ""}), "alias": node["alias"]}
 
     def _expression(self, sql: str, **parts: Node) -> Node:
-        """Return the parsed expression, with the parts in place of the names of columns.
-
-        :param parts: parsed expressions by name.
-        """
+        """Return the parsed form of an expression; the `parts` are parsed expressions in place of column names."""
         parsed = parse(self._database, f"SELECT {sql}")["statements"][0]["node"]["select_list"][0]
 
         def put_in(node: Node) -> Node | None:
@@ -445,6 +442,7 @@ class StatementRewriter:
 
 
 def _texts(column: str, paths: list[str], guarded: bool) -> str:
+    """Return SQL for the list of the texts at all paths of a document; NULL for an invalid document."""
     extract = f"json_extract_string({quoted(column)}, [{', '.join(map(literal, paths))}])"
-    # Catching a failure is slow; checking first takes a tenth longer.
+    # TRY is slow for a failure; a check of each document takes a tenth longer.
     return f"CASE WHEN json_valid({quoted(column)}) THEN {extract} END" if guarded else f"TRY({extract})"

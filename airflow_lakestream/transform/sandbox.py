@@ -1,7 +1,7 @@
-"""Our own in-memory DuckDB without access to the outside, and the functions allowed in a statement.
+"""An in-memory DuckDB without access to files, network and settings, and the functions allowed in a statement.
 
-A statement is templated, so everyone who may trigger a DAG can write parts of it. There are two walls: the settings
-here, and the closed list of the forms that a statement may contain (`statement`).
+A statement is templated, so everyone who may trigger a DAG can write parts of the statement. There are two walls: the
+settings here, and the closed list of the forms that a statement may contain (`statement`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import duckdb
 
 from airflow_lakestream.transform.bounds import size_of
 
-# A number that DuckDB reads as a double may lose digits. If only one number of the document has this double, its text
-# is the answer. If several differ only beyond a double's precision, the right one is unknown: that is an error.
+# A number that DuckDB reads as a double may lose digits. If only one number of the document has this double, json_value
+# returns this number's text. If several numbers differ only beyond a double's precision, it fails, by a cast: TRY
+# refuses a call of `error`.
 _NUMBERS = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-# (A cast that fails raises the error, since TRY takes no `error`.)
-# Cheap: true for every document with a number that has too many digits, or may be too small, for a double.
+# A cheap test, true for each document with a number that has too many digits, or may be too small, for a double.
 _MAY_LOSE = r"[0-9]{8}\.[0-9]|\.[0-9]{9}|[0-9]{16}[eE]|[eE]-[0-9]{3}"
 _TOO_CLOSE = (
     "the document holds several numbers that differ only beyond the precision of a double; which one is meant by "
@@ -39,8 +39,8 @@ MACROS = (
         ELSE json_extract_string(doc, path) END""",
     """CREATE MACRO json_query(doc, path) AS CASE WHEN json_type(doc, path) IN ('OBJECT', 'ARRAY')
         THEN CAST(json_extract(doc, path) AS VARCHAR) END""",
-    # The same with the texts of all paths looked up at once. A text that looks like an object, an array or a number
-    # with a fraction is looked up again, and so is an invalid document: that fails.
+    # json_value, with the texts of all paths looked up at once. A text that looks like an object, an array or a number
+    # with a fraction is looked up again, and so is a text of an invalid document, which fails.
     r"""CREATE MACRO _lakestream_json_value(doc, path, texts, found) AS CASE
         WHEN texts IS NULL THEN json_value(doc, path)
         WHEN found IS NULL THEN NULL
@@ -71,36 +71,28 @@ _LOCKED = (
     "SET GLOBAL python_enable_replacements = false",
     # A timestamp without zone must mean the same on every machine: a retry may run on another worker.
     "SET GLOBAL TimeZone = 'UTC'",
-    # The first would move conditions into the Arrow scan, which compares by its own rules; the second would move shared
-    # expressions out of the TRY or CASE that guards them.
+    # filter_pushdown would move conditions into the Arrow scan, which compares by its own rules, and
+    # common_subexpressions would move shared expressions out of the TRY or CASE that guards them.
     "SET GLOBAL disabled_optimizers = 'filter_pushdown,common_subexpressions'",
     "SET GLOBAL lock_configuration = true",
 )
 
-# The first are wrongly listed as constant. `error` is volatile, so that it is not called early: it rejects a record.
+# Functions whose results change, though DuckDB lists them as constant.
 _MISLABELLED = frozenset({"current_localtime", "current_localtimestamp", "current_setting", "getvariable"})
+# Functions whose results do not change, though DuckDB lists them as volatile: `error`, which rejects a record.
 _ALLOWED_ANYWAY = frozenset({"error"})
 
 # SQL's functions without parentheses: DuckDB parses them as columns.
 BARE_FUNCTIONS = frozenset(
     {
-        "current_catalog",
-        "current_date",
-        "current_role",
-        "current_schema",
-        "current_time",
-        "current_timestamp",
-        "current_user",
-        "localtime",
-        "localtimestamp",
-        "session_user",
-        "user",
+        *("current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp"),
+        *("current_user", "localtime", "localtimestamp", "session_user", "user"),
     }
 )
 
 
 def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a new in-memory DuckDB database with the project's macros. The settings are locked.
+    """Return a new in-memory DuckDB database with MACROS and locked settings.
 
     Raises InvalidArgument for a memory limit in another form than "256MB".
     """
@@ -118,7 +110,7 @@ def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
     For invalid SQL, the form has a true `error` and an `error_message`.
     """
     if "\0" in sql:
-        # From the parsed form DuckDB makes a text that ends there.
+        # DuckDB's text of a parsed form would end at the zero byte.
         return {"error": True, "error_message": "it has a zero byte. Write 'a' || chr(0) || 'b'"}
     ((text,),) = database.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     parsed: dict[str, Any] = json.loads(text)
@@ -136,7 +128,7 @@ def unparse(database: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
 def scalar_functions() -> dict[str, str]:
     """Return each function of this DuckDB with the reason against a call, or "" for an allowed function.
 
-    The list comes from DuckDB itself: a new version's functions are judged by their properties, not by a list of ours.
+    DuckDB's own list of functions is used: the functions of a new version are judged by their properties.
     """
     database = duckdb.connect(":memory:", config=dict(_SETTINGS))
     database.execute("SET threads = 1")
@@ -150,7 +142,7 @@ def scalar_functions() -> dict[str, str]:
     for name, kind, stability, parsed in database.execute(query).fetchall():
         overloads.setdefault(name, set()).add((kind, stability or ""))
         if parsed:
-            _collect(json.loads(parsed), calls.setdefault(name, set()))
+            _collect_calls(json.loads(parsed), calls.setdefault(name, set()))
     database.close()
     verdicts = {name: _refusal_reason(name, kinds) for name, kinds in overloads.items()}
     _judge_macros(verdicts, calls)
@@ -158,8 +150,10 @@ def scalar_functions() -> dict[str, str]:
 
 
 def _refusal_reason(name: str, overloads: set[tuple[str, str]]) -> str:
-    # Returns the reason to refuse calls of a function in an expression, or "" if calls are allowed.
-    # `overloads`: type and stability of each, as in `duckdb_functions()`.
+    """Return the reason to refuse calls of a function in an expression, or "" if calls are allowed.
+
+    :param overloads: type and stability of each overload, as in `duckdb_functions()`.
+    """
     kinds = {kind for kind, _ in overloads}
     if "scalar" in kinds:
         # In an expression the scalar overload is called.
@@ -184,17 +178,17 @@ def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
     while changed:
         changed = False
         for name, called in calls.items():
-            bare = [CHANGING for _ in called & BARE_FUNCTIONS]
-            reasons = bare + [reason for c in sorted(called) if (reason := verdicts.get(c, TABLE_FUNCTION))]
+            reasons = [CHANGING] if called & BARE_FUNCTIONS else []
+            reasons += [reason for c in sorted(called) if (reason := verdicts.get(c, TABLE_FUNCTION))]
             if reasons and not verdicts[name]:
                 verdicts[name], changed = reasons[0], True
 
 
-def _collect(node: Any, names: set[str]) -> None:
-    # Adds the names of the functions in a parsed macro; a subquery counts as `unnest`, which is forbidden.
+def _collect_calls(node: Any, names: set[str]) -> None:
+    """Add the functions in a parsed macro to `names`; a subquery or window counts as `unnest`, which is forbidden."""
     if isinstance(node, list):
         for child in node:
-            _collect(child, names)
+            _collect_calls(child, names)
     elif isinstance(node, dict):
         kind = node.get("class")
         if kind == "FUNCTION" and is_function(node["function_name"]):
@@ -204,11 +198,11 @@ def _collect(node: Any, names: set[str]) -> None:
         elif kind == "COLUMN_REF" and node["column_names"][-1].lower() in BARE_FUNCTIONS:
             names.add(node["column_names"][-1].lower())
         for child in node.values():
-            _collect(child, names)
+            _collect_calls(child, names)
 
 
 def is_function(name: str) -> bool:
-    """Return whether a name is a function's, not an operator's; operators only compute, and are all allowed."""
+    """Return whether a name is of a function, not of an operator; all operators are allowed in a statement."""
     return name[:1].isalpha() or name[:1] == "_"
 
 

@@ -1,6 +1,6 @@
 """Check of a statement: a SELECT with a row for each record of {{ input }}, or without a row for the record.
 
-Works on DuckDB's parsed form, without data. Everything not known to be harmless is refused.
+The check reads DuckDB's parsed form, without data. All forms not known to be harmless are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.messages import HIDDEN, NO_SELECT, NO_SQL
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_function
 
+# A part of DuckDB's parsed form of a statement.
 Node = dict[str, Any]
 
+# The name of the input's table, and the prefix of metadata columns.
 INPUT = f"{HIDDEN}input"
 METADATA = "_kafka_"
-
 _ROW_BY_ROW = "a statement turns each record of {{ input }} into one row, or none, by itself"
 _BATCHES = (
     "its result hangs on which records share a batch, and that changes from run to run: a retry would land other rows. "
@@ -52,24 +53,12 @@ _EXPRESSIONS = {
 }
 _KNOWN_EXPRESSIONS = frozenset(
     {
-        "BETWEEN",
-        "CASE",
-        "CAST",
-        "COLLATE",
-        "COLUMN_REF",
-        "COMPARISON",
-        "CONJUNCTION",
-        "CONSTANT",
-        "FUNCTION",
-        "LAMBDA",
-        "LAMBDA_REF",
-        "OPERATOR",
-        "STAR",
-        "TYPE",
+        *("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION"),
+        *("LAMBDA", "LAMBDA_REF", "OPERATOR", "STAR", "TYPE"),
     }
 )
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
-# Functions that always need all their arguments.
+# Functions and operators that always need all their arguments.
 _PLAIN = frozenset(
     {
         *("abs", "ceil", "concat", "date_part", "date_trunc", "epoch_ms", "floor", "hash", "left", "length", "lower"),
@@ -122,7 +111,7 @@ class StatementChecker:
         return node
 
     def _select(self, node: Node, tables: frozenset[str]) -> None:
-        # Checks a SELECT and all SELECTs in it; `tables` are the names of WITH that it may read.
+        """Check a SELECT and all SELECTs in it; `tables` are the names of WITH that the SELECT may read."""
         if node["type"] != "SELECT_NODE":
             raise refuse(*_NODES.get(node["type"], (_words(node["type"]), _ROW_BY_ROW)))
         for modifier in node["modifiers"]:
@@ -132,31 +121,31 @@ class StatementChecker:
                 raise refuse("a list of column names after WITH", "name the columns in the SELECT")
             self._select(query, tables)
             tables |= {name.lower()}
-        self._no_groups(node)
+        self._refuse_groups(node)
         names = tables | self._source(node["from_table"], tables)
         for item in node["select_list"]:
-            self._named(item)
+            self._check_name(item)
         for part in expressions([node["select_list"], node["where_clause"]]):
             self._expression(part, names)
 
-    def _named(self, item: Node) -> None:
-        # An expression needs a name; a forbidden expression is refused for its own reason first.
+    def _check_name(self, item: Node) -> None:
+        """Refuse an expression without a name; a forbidden expression is refused for its own reason first."""
         if item["alias"] or item["class"] in ("COLUMN_REF", "STAR"):
             return
         if not any(part["class"] in ("STAR", "WINDOW", "SUBQUERY") for part in expressions(item)):
             self._expression({**item, "alias": ""}, frozenset())
             raise InvalidArgument("sql", "an expression has no name.", "Give each one the name of its column: AS ...")
 
-    def _no_groups(self, node: Node) -> None:
+    def _refuse_groups(self, node: Node) -> None:
         grouped = node["group_expressions"] or node["group_sets"] or node["aggregate_handling"] != "STANDARD_HANDLING"
-        for clause, there in (("GROUP BY", grouped), ("HAVING", node["having"]), ("QUALIFY", node["qualify"])):
-            if there:
+        for clause, parsed in (("GROUP BY", grouped), ("HAVING", node["having"]), ("QUALIFY", node["qualify"])):
+            if parsed:
                 raise refuse(clause, AGGREGATE if clause != "QUALIFY" else _BATCHES)
         if node["sample"]:
             raise refuse("a sample", CHANGING)
 
     def _source(self, source: Node, tables: frozenset[str]) -> frozenset[str]:
-        """Check the source of a SELECT; return the names that the source has in expressions."""
+        """Check the source of a SELECT; return the table names by which expressions can refer to the source."""
         if source["type"] == "SUBQUERY":
             self._select(source["subquery"]["node"], tables)
             name = ""
@@ -175,7 +164,7 @@ class StatementChecker:
         return frozenset({name, source["alias"].lower()} - {""})
 
     def _expression(self, node: Node, tables: frozenset[str]) -> None:
-        # Checks a single expression; inner expressions are checked by themselves.
+        """Check an expression without its inner expressions, which the caller checks, too."""
         kind = node["class"]
         if kind not in _KNOWN_EXPRESSIONS:
             raise refuse(*_EXPRESSIONS.get(kind, (_words(kind), _ROW_BY_ROW)))
@@ -194,7 +183,7 @@ class StatementChecker:
             self._star(node)
 
     def _function(self, node: Node) -> None:
-        # Checks a call of a function or an operator.
+        """Check a call of a function or an operator."""
         name = node["function_name"].lower()
         if node["schema"] not in ("", "main") or node["catalog"]:
             raise refuse(f"{node['schema']}.{name}", "functions are called by their plain names")
@@ -215,7 +204,7 @@ class StatementChecker:
             raise refuse(f"REPLACE or RENAME with a name that begins with {METADATA}", "name the columns")
 
     def _column(self, names: list[str], tables: frozenset[str]) -> None:
-        # Some functions have no parentheses, and look like columns; a table's name would be a struct of its columns.
+        """Check a column's reference, which may be a function without parentheses, or a table as a struct."""
         name = names[0].lower()
         if len(names) > 1:
             if names[-1].lower().startswith(METADATA) and name not in tables:
@@ -241,14 +230,14 @@ def _check_arguments(name: str, arguments: list[Node]) -> None:
 
 
 def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:
-    """Yield name, entry and parsed query of each WITH; DuckDB 2 keeps the query in another place."""
+    """Yield name, entry and parsed query of each WITH; the query's place in the entry depends on DuckDB's version."""
     for item in node["cte_map"]["map"]:
         entry = item["value"]
         yield item["key"], entry, entry["query_node"] if "query_node" in entry else entry["query"]["node"]
 
 
 def expressions(node: Any) -> Iterator[Node]:
-    """Yield an expression and all parts, except inside subqueries: subqueries are refused as a whole."""
+    """Yield all expressions in a part of a statement, except inside subqueries, which are refused as a whole."""
     if isinstance(node, list):
         for child in node:
             yield from expressions(child)
@@ -262,9 +251,9 @@ def expressions(node: Any) -> Iterator[Node]:
 
 
 def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
-    """Add the names in a statement to `names`, in lower case, and "*" if used for the input's columns.
+    """Add the names in a statement to `names`, in lower case, and "*" if it stands for the input's columns.
 
-    :param of_input: the part belongs to a SELECT from the input.
+    :param of_input: whether the part belongs to a SELECT from the input.
     """
     if isinstance(node, list):
         for child in node:
@@ -281,7 +270,7 @@ def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
 
 
 def arguments_of(function: Node) -> list[Node]:
-    """Return a function's arguments; DuckDB 2 stores each argument with a name."""
+    """Return a call's arguments, in the form of DuckDB 2, which stores each with a name, or of DuckDB 1."""
     if "arguments" in function:
         return [argument["expression"] for argument in function["arguments"]]
     children: list[Node] = function["children"]
@@ -299,9 +288,9 @@ def constant(node: Node) -> str | None:
 
 
 def in_order(node: Node | None, build: Callable[..., Any]) -> Node | None:
-    """Return a condition with the parts evaluated in order, each only if the earlier parts leave the result open.
+    """Return an AND or OR as a CASE: parts are evaluated in order, each only if the earlier parts decide nothing.
 
-    DuckDB evaluates the parts in any order, the fastest so far first: then it would be chance which part fails.
+    DuckDB would evaluate the parts in any order, the fastest first, so that the failing part would be chance.
     """
     if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         return node
@@ -326,7 +315,10 @@ def needs_all(node: Node) -> bool:
 
 
 def replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
-    """Return the tree, with expressions replaced by the results of `replace`, except inside lambdas."""
+    """Return a part of a statement with the results of `replace` in place of expressions, except inside lambdas.
+
+    :param replace: returns an expression, or None to keep the given expression.
+    """
     if isinstance(node, list):
         return [replaced(child, replace) for child in node]
     if not isinstance(node, dict) or node.get("class") == "LAMBDA":
@@ -356,4 +348,5 @@ def quoted(name: str) -> str:
 
 
 def _words(name: str) -> str:
+    """Return the name of a node's type in words, for an error."""
     return name.removesuffix("_NODE").removesuffix("_MODIFIER").replace("_", " ").lower()

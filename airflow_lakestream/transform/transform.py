@@ -46,20 +46,18 @@ PARTS = {
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
     """Return columns of the records, by name, and the bad records.
 
-    A record is bad if the text of a column is not UTF-8, or if its timestamp is out of range. The column then has NULL
-    for it.
+    A record is bad if the text of a column is not UTF-8, or if its timestamp is out of range; the column has NULL then.
 
     :param columns: the names of the columns to return.
     """
-    made: dict[str, pa.Array] = {}
     bad: dict[int, str] = {}
-    for field in RAW_SCHEMA:
-        if field.name in columns:
-            made[field.name] = _column(field.name, batch, bad)
-    return made, [FailedRecord(index, bad[index]) for index in sorted(bad)]
+    names = [name for name in RAW_SCHEMA.names if name in columns]
+    arrays = {name: _column(name, batch, bad) for name in names}
+    return arrays, [FailedRecord(index, bad[index]) for index in sorted(bad)]
 
 
 def _column(name: str, batch: RawBatch, bad: dict[int, str]) -> pa.Array:
+    """Return a column of RAW_SCHEMA; add the reasons of bad records to `bad`, by index."""
     count = len(batch)
     if name == "value":
         return _text("value", batch.values, bad)
@@ -76,7 +74,7 @@ def _column(name: str, batch: RawBatch, bad: dict[int, str]) -> pa.Array:
 
 
 def _text(name: str, values: pa.Array | pa.ChunkedArray, bad: dict[int, str]) -> pa.Array:
-    # Returns the bytes as text, null for invalid UTF-8; `bad` gets the reasons.
+    """Return bytes as text, null for invalid UTF-8, with the reason in `bad`."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     try:
@@ -95,18 +93,18 @@ def _text(name: str, values: pa.Array | pa.ChunkedArray, bad: dict[int, str]) ->
 def _timestamps(batch: RawBatch, bad: dict[int, str]) -> pa.Array:
     millis = np.asarray(batch.timestamps, np.int64)
     # Producers may write any 64-bit number.
-    wrong = (millis > _MAX_MILLIS) | (millis < -_MAX_MILLIS)
-    for index in np.flatnonzero(wrong):
+    out_of_range = (millis > _MAX_MILLIS) | (millis < -_MAX_MILLIS)
+    for index in np.flatnonzero(out_of_range):
         bad[int(index)] = f"the record's timestamp {millis[index]} ms is out of range"
-    none = wrong | (millis == -1)
-    return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(_TIMESTAMP)
+    is_null = out_of_range | (millis == -1)
+    return pa.array(np.where(is_null, 0, millis) * 1000, mask=is_null).cast(_TIMESTAMP)
 
 
 class SqlTransform:
-    """Transform of each record into a row, or none, by a SELECT. Can be pickled, and called from several threads.
+    """Transform of each record into one row, or no row, by a SELECT. Can be pickled, and called from several threads.
 
-    The statement runs in separate processes, one per thread that calls at the same time. They are reused, and end with
-    this object or this process. See `ProcessBounds` for the bounds of each process.
+    The statement runs in separate processes, one per thread that calls at the same time. The processes are reused, and
+    end with this object or this process. See `ProcessBounds` for the bounds of each process.
 
     :param sql: the statement; it reads from {{ input }}.
     :param input_schema: columns of the decoded rows, metadata columns included; None for raw records.
@@ -145,14 +143,14 @@ class SqlTransform:
         return frozenset(PARTS[name] for name in self.input_columns & PARTS.keys() if self.input_schema is None)
 
     def apply(self, batch: RawBatch | pa.Table) -> Transformed:
-        """Return the result for each record of a RawBatch, or of a table with the input schema.
+        """Return the results for the records of a RawBatch, or of a table with the input schema.
 
-        The result's indices count the records given here. Raises SqlFailed, and InvalidArgument if raw records lack
-        keys or headers that the statement reads, or should be decoded rows.
+        Raises SqlFailed, and InvalidArgument for raw records in place of decoded rows, or without keys or headers that
+        the statement reads.
         """
         columns, bad = self._columns(batch)
         numbers = np.arange(len(batch), dtype=np.int64)
-        # pa.table of a dict would import pandas: half a second in a task's first commit.
+        # pa.table of a dict would import pandas, which takes half a second.
         table = pa.Table.from_arrays([*columns.values(), pa.array(numbers)], [*columns, ROW])
         if bad:
             table = table.take(pa.array(np.delete(numbers, [failed.index for failed in bad])))
@@ -183,19 +181,15 @@ def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
     for numbers in (kept, failed):
         if len(numbers) and not (np.all(np.diff(numbers) > 0) and numbers[0] >= 0 and numbers[-1] < count):
             raise AssertionError(f"rows and records are not aligned in a batch of {count}")
-    seen = np.zeros(count, np.int8)
-    seen[kept] += 1
-    seen[failed] += 1
-    if np.any(seen > 1):
+    uses = np.zeros(count, np.int8)
+    uses[kept] += 1
+    uses[failed] += 1
+    if np.any(uses > 1):
         raise AssertionError("a record is both a row and bad")
-    return np.flatnonzero(seen == 0)
+    return np.flatnonzero(uses == 0)
 
 
 def _rebuilt(sql: str, input_schema: pa.Schema | None, bounds: ProcessBounds) -> SqlTransform:
     return SqlTransform(
-        sql,
-        input_schema=input_schema,
-        memory_limit=bounds.memory_limit,
-        threads=bounds.threads,
-        timeout=bounds.timeout,
+        sql, input_schema=input_schema, memory_limit=bounds.memory_limit, threads=bounds.threads, timeout=bounds.timeout
     )

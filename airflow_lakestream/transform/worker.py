@@ -1,4 +1,4 @@
-"""Process of a statement, with only the statement and the records."""
+"""Program of a statement's process, which gets only the statement and the records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from airflow_lakestream.tables.row_buffer import no_rows
 from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.child import (
     OUT_OF_MEMORY,
-    Asked,
     ProcessorTimer,
+    RequestQueue,
     be_bounded,
     listening,
     memory_error_text,
@@ -25,8 +25,8 @@ from airflow_lakestream.transform.child import (
 from airflow_lakestream.transform.engine import StatementEngine, StatementPlan, error_text
 from airflow_lakestream.transform.messages import ROW, FailedRecord, ProcessSetup, send
 
-# For this many bad records of a batch DuckDB's own message is fetched, by one run each, which costs as much as
-# thousands of good records; for more records only the place is given.
+# The most bad records of a batch whose reason has DuckDB's own message, by a run for each, which costs as much as
+# thousands of good records. The reasons of further records have only the failing part of the statement.
 _EXPLAINED = 10
 
 # Errors that a value can cause. Any other DuckDB error is not due to a record.
@@ -36,8 +36,8 @@ _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 def run(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     """Yield the rows in order, in pieces; add the failing records to `bad`.
 
-    The statement runs on all records. Only if the run fails, or if the batch before had a failing record, are the
-    failing records sifted out.
+    The statement runs on all records. The records are sifted only if the run fails, or if the batch before had a
+    failing record.
 
     Raises duckdb.Error for an error that is not due to a record, such as too little memory.
     """
@@ -56,7 +56,7 @@ def run(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> It
 def _find_bad(
     engine: StatementEngine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error, is_sifted: bool
 ) -> Iterator[pa.Table]:
-    # Finds the failing records after a failed run, by the cheapest way: sifting, then tracing, then halving the table.
+    """Find the failing records after a failed run, in the cheapest way: by sifting, else by tracing, else by halves."""
     if not is_sifted and (rows := _sifted(engine, table, bad)) is not None:
         engine.is_troubled = True
         yield rows
@@ -75,20 +75,21 @@ def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -
     for failures that the sifted form has itself. Sets `engine.is_troubled`.
     """
     try:
-        if (found := engine.sift(table)) is None:
+        if (sifted := engine.sift(table)) is None:
             return None
-        good, suspects = found
+        good, suspects = sifted
         if engine.sifts_exactly:
             engine.is_troubled = bool(suspects)
             bad += [FailedRecord(number, reason) for number, reason in suspects.items()]
             return good
-        some = table.filter(pa.array(np.isin(table[ROW].to_numpy(), np.fromiter(suspects, np.int64, len(suspects)))))
-        places = engine.trace(some) if suspects else {}
+        is_suspect = np.isin(table[ROW].to_numpy(), np.fromiter(suspects, np.int64, len(suspects)))
+        suspect_records = table.filter(pa.array(is_suspect))
+        places = engine.trace(suspect_records) if suspects else {}
     except _RECORD_ERRORS:
         return None
     failed: list[FailedRecord] = []
     engine.is_troubled = bool(suspects)
-    cleared = list(_without(engine, some, places or {}, suspects, failed))
+    cleared = list(_without(engine, suspect_records, places or {}, suspects, failed))
     bad += failed
     if not any(part.num_rows for part in cleared):
         return good
@@ -97,7 +98,7 @@ def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -
 
 
 def _places(engine: StatementEngine, table: pa.Table) -> dict[int, str] | None:
-    """Return the failing records by number, each with the statement's failing part, or None if tracing fails."""
+    """Return the failing records by number, each with the failing part of the statement, or None if tracing fails."""
     try:
         return engine.trace(table)
     except duckdb.Error:
@@ -107,10 +108,10 @@ def _places(engine: StatementEngine, table: pa.Table) -> dict[int, str] | None:
 def _without(
     engine: StatementEngine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
 ) -> Iterator[pa.Table]:
-    """Yield the rows of the good records, and add the failing records to `bad`.
+    """Yield the rows of the records outside of `places`, and add the failing records to `bad`.
 
     :param places: the failing records by number, each with the failing part of the statement.
-    :param reasons: likely reasons by record, used if they begin with the record's place.
+    :param reasons: the suspects' reasons by number: a reason is used if it names the same part.
     """
     numbers = table[ROW].to_numpy()
     is_bad = np.isin(numbers, np.fromiter(places, np.int64, len(places)))
@@ -125,12 +126,13 @@ def _without(
                 explained += 1
             reason = f"{places[number]}: {words}"
         bad.append(FailedRecord(number, reason))
-    rest = table.filter(pa.array(~is_bad))
-    if rest.num_rows:
-        yield from _again(engine, rest, bad)
+    good = table.filter(pa.array(~is_bad))
+    if good.num_rows:
+        yield from _run_or_halve(engine, good, bad)
 
 
-def _again(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def _run_or_halve(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+    """Yield the rows of records that should be good; if one fails after all, search it by halves."""
     try:
         yield engine.run(table)
     except _RECORD_ERRORS as error:
@@ -154,26 +156,33 @@ def _halves(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -
     yield from run(engine, table.slice(middle), bad)
 
 
-_REASON = 400
+# The most characters of a reason in an answer.
+_LONGEST_REASON = 400
 
 
 def main() -> None:
     """Run the statement of the first message on the tables of all later messages, until the parent ends."""
-    asked, answers = listening()
-    words, columns = asked.get()
+    requests, answers = listening()
+    words, columns = requests.get()
     setup = ProcessSetup(**words)
     bounds = ProcessBounds(**setup.bounds)
     be_bounded(bounds)
-    made = asked.get()[1].schema if setup.plan else None
-    _StatementServer(setup, columns.schema, made, bounds, answers).serve(asked)
+    output = requests.get()[1].schema if setup.plan else None
+    _StatementServer(setup, columns.schema, output, bounds, answers).serve(requests)
 
 
 class _StatementServer:
+    """Server of requests to run a statement.
+
+    :param columns: the statement's input columns.
+    :param output: the statement's output columns; None if the statement is planned here.
+    """
+
     def __init__(
-        self, setup: ProcessSetup, columns: pa.Schema, made: pa.Schema | None, bounds: ProcessBounds, answers: io.FileIO
+        self, setup: ProcessSetup, columns: pa.Schema, output: pa.Schema | None, bounds: ProcessBounds, pipe: io.FileIO
     ) -> None:
         plan = StatementPlan(**setup.plan) if setup.plan else None
-        self._answers = answers
+        self._answers = pipe
         self._bounds = bounds
         with ProcessorTimer(bounds.timeout * bounds.threads):
             try:
@@ -186,23 +195,24 @@ class _StatementServer:
                 self._fail(invalid=["sql", "it is nested too deeply."])
             except duckdb.Error as error:
                 self._fail(invalid=["sql", f"DuckDB can't plan it: {error_text(error)}."])
-        self._schema = made or pa.schema([column.field for column in self._engine.columns])
-        send(answers, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
+        self._schema = output or pa.schema([column.field for column in self._engine.columns])
+        send(pipe, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
 
-    def serve(self, asked: Asked) -> None:
+    def serve(self, requests: RequestQueue) -> None:
         while True:
-            words, table = asked.get()
+            words, table = requests.get()
             bad: list[FailedRecord] = []
             with ProcessorTimer(words["seconds"] * self._bounds.threads):
                 rows = self._run(table, bad)
             size = rows.nbytes
             if size > words["rows"]:
                 self._fail(rows=f"{size / 2**20:,.2f} MiB")
-            send(self._answers, {"bad": [(one.index, one.reason[:_REASON]) for one in bad]}, rows)
+            reasons = [(record.index, record.reason[:_LONGEST_REASON]) for record in bad]
+            send(self._answers, {"bad": reasons}, rows)
             del table, rows
 
     def _run(self, table: pa.Table, bad: list[FailedRecord]) -> pa.Table:
-        # Errors that are not due to a record end this process.
+        """Return a batch's rows, and add failing records to `bad`. Any other error ends this process."""
         try:
             parts = [self._conformed(part) for part in run(self._engine, table, bad)]
         except OUT_OF_MEMORY as error:
@@ -213,7 +223,7 @@ class _StatementServer:
         return pa.concat_tables(parts) if parts else no_rows(schema)
 
     def _conformed(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a statement in the types of the schema, with the column of record numbers at the end."""
+        """Return a piece of the rows in the types of the output columns; the last column has the record numbers."""
         columns = []
         for field, column in zip(self._schema, part.columns[:-1], strict=True):
             if field.type == pa.uuid():

@@ -34,8 +34,8 @@ MENDS = (
     CrossingMutant(
         "a name that differs in case, not named",
         "airflow_lakestream/decode/column_watch.py",
-        "return None if found is None else",
-        "return None if found else",
+        "return None if similar is None else",
+        "return None if similar else",
         "units",
         "tests/unit/decode/test_column_watch.py"
         "::test_a_field_without_a_column_is_named_beside_the_column_that_gets_nothing",
@@ -59,8 +59,8 @@ MENDS = (
     CrossingMutant(
         "a field of Protobuf that its number does not name",
         "airflow_lakestream/decode/other_names.py",
-        "        names.join(key, found)\n",
-        "        names.join(key, sorted(found)[:1])\n",
+        "        names.join(key, same_field)\n",
+        "        names.join(key, sorted(same_field)[:1])\n",
         "units",
         "tests/unit/decode/test_other_names.py::test_protobufs_fields_are_known_by_their_numbers",
     ),
@@ -75,16 +75,16 @@ MENDS = (
     CrossingMutant(
         "records that have not the names that the registry's other versions give to their fields",
         "airflow_lakestream/decode/other_names.py",
-        "for one in versions if (node := _avro_node(one)) is not None",
-        "for one in () if (node := _avro_node(one)) is not None",
+        "for root in (*nodes, *map(_avro_node, versions)):",
+        "for root in nodes:",
         "units",
         "tests/unit/decode/test_other_names.py::test_all_versions_fill_the_column_whichever_of_the_names_it_has",
     ),
     CrossingMutant(
         "a table that grows by a column which it has by another name",
         "airflow_lakestream/decode/other_names.py",
-        "known = held[places[name]] if name in places else None",
-        "known = held[places[name]] if name in [one.name for one in held] else None",
+        "            if name in places:\n",
+        "            if name in [column.name for column in held]:\n",
         "units",
         "tests/unit/decode/test_other_names.py::test_a_table_grows_by_no_column_that_it_has_by_another_name",
     ),
@@ -123,7 +123,7 @@ MENDS = (
     CrossingMutant(
         "a placeholder in the row before or after a change",
         "airflow_lakestream/decode/connect/unavailable.py",
-        "                column = self._image(field.name, column, wrong)\n",
+        "                column = self._image(field.name, column, reasons)\n",
         "                pass\n",
         "units",
         "tests/unit/cdc/test_placeholders.py::test_a_whole_row_beside_the_columns_has_no_placeholder_either",
@@ -219,8 +219,8 @@ MENDS = (
     CrossingMutant(
         "a value that a header calls bare, as a row",
         "airflow_lakestream/decode/header_ids.py",
-        "found = pc.and_(named.is_valid(), there.is_valid())",
-        "found = pc.and_(named.is_valid(), there.is_null())",
+        "is_bare = pc.and_(schema_ids.is_valid(), payloads.is_valid())",
+        "is_bare = pc.and_(schema_ids.is_valid(), payloads.is_null())",
         "units",
         "tests/unit/values/test_header_ids.py::test_a_value_that_a_header_calls_bare_is_never_a_row",
     ),

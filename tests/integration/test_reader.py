@@ -134,8 +134,8 @@ def test_records_are_of_the_partition_that_they_were_written_to_however_the_fetc
     answers: list[int | None] = []
 
     class Asked(ConsumerPositions):
-        def the_one_moved(self, count: int) -> int | None:
-            answers.append(super().the_one_moved(count))
+        def only_moved_partition(self, count: int) -> int | None:
+            answers.append(super().only_moved_partition(count))
             return answers[-1]
 
     monkeypatch.setattr(reader, "ConsumerPositions", Asked)

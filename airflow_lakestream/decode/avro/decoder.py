@@ -43,11 +43,14 @@ from airflow_lakestream.registry.client import SchemaSource
 
 Skip = Callable[[ByteLanes], None]
 
+# The deepest level of nested records.
 _DEEPEST = 64
 
 
 class AvroCompiler:
-    """Compiler of readers. All methods raise Unfit if no value of the schema's type fits the column.
+    """Compiler of a schema into readers, which read a value in each lane (record) and return a column.
+
+    All methods raise Unfit if no value of the schema's type fits the column.
 
     :param naming: the rules by which fields and union branches find their columns.
     :param ignore_unknown: a field without a column is skipped; otherwise the schema is unfit.
@@ -100,7 +103,7 @@ class AvroCompiler:
 
     @contextmanager
     def _deeper(self, path: str) -> Iterator[None]:
-        """Count a level of nesting. Raises Unfit beyond the deepest; a union then goes on with its next branch."""
+        """Count a level of nesting. Raises Unfit beyond the deepest level."""
         self._depth += 1
         try:
             if self._depth > _DEEPEST:
@@ -112,7 +115,7 @@ class AvroCompiler:
     def _step(
         self, name: str, node: Node, places: dict[str, int], fields: list[pa.Field], path: str
     ) -> tuple[int, ColumnRead] | Skip:
-        # Returns the place of the field's column and the reader, or a function that skips the field.
+        """Return the index of the field's column and the reader, or a function that skips the field."""
         inner = _inner(path, name)
         if name in places:
             return places[name], self.field(node, fields[places[name]], inner)
@@ -121,7 +124,7 @@ class AvroCompiler:
         raise Unfit(f"{inner}: there is no column for this field")
 
     def field(self, node: Node, field: pa.Field, path: str) -> ColumnRead:
-        """Return the reader of a column; a null fails the lane if the column is required."""
+        """Return the reader of a column; if the column is required, a null fails its lane (the record is bad)."""
         read = self.value(node, field.type, path)
         if field.nullable:
             return read
@@ -157,7 +160,6 @@ class AvroCompiler:
         return lambda lanes: pa.StructArray.from_arrays(read(lanes), fields=fields)
 
     def _list(self, node: AvroArray, kind: pa.DataType, path: str) -> ColumnRead:
-        # Returns the reader of arrays as lists.
         if not (t.is_list(kind) or t.is_large_list(kind)):
             raise Unfit(f"{path}: an array can't become {kind}")
         item = self.field(node.items, kind.value_field, f"{path}[]")
@@ -170,7 +172,7 @@ class AvroCompiler:
         return read
 
     def _map(self, node: AvroMap, kind: pa.DataType, path: str) -> ColumnRead:
-        # Returns the reader of maps. If a map has a key several times, the last entry counts.
+        """Return the reader of maps; of several entries with the same key, the last counts."""
         if not t.is_map(kind) or not t.is_string(kind.key_type):
             raise Unfit(f"{path}: a map can't become {kind}")
         key = primitive_reader(AvroPrimitive("string"), pa.string(), f"{path}{{}}", self._finer)
@@ -189,13 +191,13 @@ class AvroCompiler:
         return read
 
     def _union(self, node: AvroUnion, kind: pa.DataType, path: str) -> ColumnRead:
-        # Returns the reader of unions. A value of an unfit branch fails its lane; Unfit is raised if no branch fits.
+        """Return the reader of unions. A value of an unfit branch fails its lane; Unfit is raised if no branch fits."""
         branches: list[ColumnRead | Unfit | None] = [None] * len(node.branches)
         columns = [field.name for field in kind] if t.is_struct(kind) else []
         names = {index: self._branch_column(branch, columns) for index, branch in node.values}
-        # A struct with a column for each branch; otherwise all branches have to fit the same column.
+        # Whether the column is a struct with a field for each branch; otherwise all branches have to fit the column.
         by_branch = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
-        # A column without a branch may have the branch's name in another version of the schema.
+        # The struct may lack branches because their names differ in another version of the schema.
         self._naming.may_lack_names |= bool(columns) and len(names) > 1 and not by_branch
         for index, branch in node.values:
             try:
@@ -204,15 +206,15 @@ class AvroCompiler:
                 )
             except Unfit as unfit:
                 branches[index] = unfit
-        refused = [branch for branch in branches if isinstance(branch, Unfit)]
-        if refused and len(refused) == len(node.values):
-            raise refused[0]
+        unfit_branches = [branch for branch in branches if isinstance(branch, Unfit)]
+        if unfit_branches and len(unfit_branches) == len(node.values):
+            raise unfit_branches[0]
         return partial(_read_union, branches=branches, kind=leaves.plain(kind), path=path)
 
     def _branch_column(self, node: Node, columns: Sequence[str]) -> str:
-        """Return the column of a union's branch: the branch's name, or another name of its type with a column."""
-        own, others = branch_name(node), self._naming.type_names(node)
-        return own if own in columns else next((name for name in columns if name in others), own)
+        """Return the column of a union's branch: the branch's name, or an alternative name of its type in `columns`."""
+        own, alternatives = branch_name(node), self._naming.type_names(node)
+        return own if own in columns else next((name for name in columns if name in alternatives), own)
 
     def _branch(self, node: Node, name: str, kind: pa.DataType, path: str) -> ColumnRead:
         """Return the reader of a union's branch into a struct with a column for each branch.
@@ -220,7 +222,7 @@ class AvroCompiler:
         All columns except the branch's are null. Without a column for the branch, a value of the branch fails the lane.
         """
         if name not in [field.name for field in kind]:
-            return lambda lanes: self._unwanted(node, leaves.plain(kind), lanes, f"{path}.{name}")
+            return lambda lanes: self._fail_branch(leaves.plain(kind), lanes, f"{path}.{name}")
         fields = list(leaves.plain(kind))
         if any(not field.nullable for field in fields):
             raise Unfit(f"{path}: the columns for the types of a union have to be nullable")
@@ -233,7 +235,7 @@ class AvroCompiler:
 
         return struct
 
-    def _unwanted(self, node: Node, kind: pa.DataType, lanes: ByteLanes, path: str) -> pa.Array:
+    def _fail_branch(self, kind: pa.DataType, lanes: ByteLanes, path: str) -> pa.Array:
         # Without a column for the branch the whole value would be lost, not only a field: the record is bad.
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: there is no column for this type of the union")
         return pa.nulls(len(lanes), kind)
@@ -244,13 +246,17 @@ def _inner(path: str, name: str) -> str:
 
 
 def _read_union(lanes: ByteLanes, branches: list[ColumnRead | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
-    # An Unfit makes each value of the branch a failure; None is the branch null.
+    """Read a union in each lane.
+
+    :param branches: the reader of each branch, an Unfit to fail values of the branch, or None for the branch null.
+    """
     chosen = lanes.zigzags(path)
     problem = f"{path or 'the value'}: a type that the union does not have"
     lanes.fail((chosen < 0) | (chosen >= len(branches)), problem)
     live = lanes.failure == 0
+    # The values by branch, and the place of each lane's value among all of them; -1 for null.
     parts, places = [], np.full(len(lanes), -1, np.int64)
-    done = 0
+    count = 0
     for index, branch in enumerate(branches):
         rows = np.flatnonzero(live & (chosen == index))
         if isinstance(branch, Unfit):
@@ -261,8 +267,8 @@ def _read_union(lanes: ByteLanes, branches: list[ColumnRead | Unfit | None], kin
             part = lanes.take(rows)
             parts.append(branch(part))
             lanes.put(rows, part)
-            places[rows] = np.arange(done, done + len(rows))
-            done += len(rows)
+            places[rows] = np.arange(count, count + len(rows))
+            count += len(rows)
     if not parts:
         return pa.nulls(len(lanes), kind)
     values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
@@ -285,11 +291,11 @@ def _enum(node: AvroEnum, kind: pa.DataType, path: str) -> ColumnRead:
 
 def _fixed(node: AvroFixed, kind: pa.DataType, path: str) -> ColumnRead:
     fit = leaves.decimals(kind, path, node.scale) if as_decimal(node, kind) else leaves.blobs(kind, path)
-    as_rows = t.is_fixed_size_binary(kind) and kind.byte_width == node.size and node.size > 0
+    has_column_width = t.is_fixed_size_binary(kind) and kind.byte_width == node.size and node.size > 0
 
     def read(lanes: ByteLanes) -> pa.Array:
         starts, lengths = lanes.spans(np.full(len(lanes), node.size), path)
-        if as_rows:
+        if has_column_width:
             return leaves.fixed_binary(lanes.rows_of_bytes(starts, node.size))
         return fit(lanes, lanes.binary(starts, lengths))
 
@@ -306,7 +312,7 @@ class AvroDecoder(FramedDecoder):
 
     :param registry: source of the schemas of Confluent's wire format.
     :param schemas: schemas of single-object encoding, as JSON text; a record names a schema by its fingerprint.
-    :param to_end: `schema` has a single column, which takes the value as a whole; the value need not be a record.
+    :param is_whole: `schema` has a single column for the whole value, which need not be a record.
     :param ignored: fields of the outer record that may lack a column even if `unknown_fields` is "fail".
     """
 
@@ -319,11 +325,11 @@ class AvroDecoder(FramedDecoder):
         registry: SchemaSource | None = None,
         finer: TimestampsFiner = TimestampsFiner.REJECT,
         schemas: Sequence[str] = (),
-        to_end: bool = False,
+        is_whole: bool = False,
         ignored: Sequence[str] = (),
     ) -> None:
         super().__init__(schema, unknown_fields, registry, finer)
-        self._to_end = to_end
+        self._is_whole = is_whole
         self._ignored = frozenset(ignored)
         self._schemas = tuple(schemas)
         self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
@@ -335,28 +341,28 @@ class AvroDecoder(FramedDecoder):
             self.registry,
             self.finer,
             self._schemas,
-            self._to_end,
+            self._is_whole,
             tuple(self._ignored),
         )
 
     def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         framed = is_framed(lanes)
         long_enough = lanes.end - lanes.pos >= _SINGLE_HEADER
-        single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
+        is_single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
         problem = "begins neither as Confluent's wire format (a zero) nor as Avro's single-object encoding"
-        lanes.fail(~framed & ~single, f"the value {problem}")
-        if single.any():
-            # Grouped as signed numbers; the fingerprints are unsigned, hence the modulo below.
-            prints = lanes.words[lanes.pos + np.where(single, 2, 0)].view(np.int64)
-            lanes.pos = lanes.pos + np.where(single, _SINGLE_HEADER, 0)
-            for value, rows in groups(prints, single):
+        lanes.fail(~framed & ~is_single, f"the value {problem}")
+        if is_single.any():
+            # `groups` takes signed numbers, but fingerprints are unsigned: hence the modulo below.
+            fingerprints = lanes.words[lanes.pos + np.where(is_single, 2, 0)].view(np.int64)
+            lanes.pos = lanes.pos + np.where(is_single, _SINGLE_HEADER, 0)
+            for value, rows in groups(fingerprints, is_single):
                 yield ("fingerprint", value % 2**64), None, rows
         ids = schema_ids(lanes, framed)
         for schema_id, rows in groups(ids, framed & (lanes.failure == 0)):
             yield schema_id, schema_id, rows
 
     def _compile(self, topic: str, key: Hashable) -> Read:
-        # Raises Unfit also for a schema that can't be parsed: every record of this schema is bad then.
+        """Return the reader for a schema. Raises Unfit, even for an invalid schema, whose records are all bad."""
         text, references = self._text(key)
         try:
             node = avro_schema.parse(text, references)
@@ -369,28 +375,28 @@ class AvroDecoder(FramedDecoder):
             return self._columns(compiler, node)
 
         # Other names come from the aliases in this schema, in `schemas`, and in further versions of the registry.
-        given = [node, *avro_schema.parse_all(self._schemas)]
-        read = self._by_names(topic, columns_by, lambda versions: avro_names(given, versions))
+        schemas = [node, *avro_schema.parse_all(self._schemas)]
+        read = self._by_names(topic, columns_by, lambda versions: avro_names(schemas, versions))
 
-        def to_end(lanes: ByteLanes) -> list[pa.Array]:
+        def read_to_end(lanes: ByteLanes) -> list[pa.Array]:
             columns = read(lanes)
             lanes.fail(lanes.pos != lanes.end, "bytes are left over behind the value")
             return columns
 
-        return to_end
+        return read_to_end
 
     def _columns(self, compiler: AvroCompiler, node: Node) -> Read:
-        if self._to_end:
-            one = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
-            return lambda lanes: [one(lanes)]
+        if self._is_whole:
+            read = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
+            return lambda lanes: [read(lanes)]
         if isinstance(node, AvroUnion):
             return self._optional(compiler.value(node, pa.struct(list(self.schema)), ""))
         return compiler.record(node, list(self.schema))
 
     def _optional(self, read: Callable[[ByteLanes], pa.Array]) -> Read:
-        """Return a reader of a record that may be null; null becomes a row of nulls, like a tombstone.
+        """Return a reader of a record that may be null; null becomes a row of nulls, or is bad if a column is required.
 
-        If a column is required, null fails the lane.
+        :param read: reads the records as structs.
         """
         required = [field.name for field in self.schema if not field.nullable]
 
@@ -405,12 +411,12 @@ class AvroDecoder(FramedDecoder):
         return columns
 
     def _text(self, key: Hashable) -> tuple[str, list[str]]:
-        # Returns the text of the schema, and the texts of its references, for a fingerprint or a schema id.
+        """Return the text of the schema with a fingerprint or an id, and the texts of its references."""
         if isinstance(key, tuple):
-            found = self._by_fingerprint.get(key[1])
-            if found is None:
+            text = self._by_fingerprint.get(key[1])
+            if text is None:
                 raise Unfit(f"no schema with the fingerprint {key[1]:016x} is given")
-            return found, []
+            return text, []
         assert isinstance(key, int)
         schema = self._registered(key)
-        return schema.text, [needed.text for _, needed in schema.all_references()]
+        return schema.text, [reference.text for _, reference in schema.all_references()]

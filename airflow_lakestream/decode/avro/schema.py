@@ -19,10 +19,8 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 class AvroPrimitive:
     """Primitive type, one of Avro's eight; `logical` is a valid logical type, or None.
 
-    `connect` is Kafka Connect's name for the meaning of the field, or empty. Two types that differ only in `connect`
-    are equal.
-
-    `connect` is Kafka Connect's name for the meaning of the field, or empty.
+    `connect` is Kafka Connect's name for the meaning of the field, or "". Two types that differ only in `connect` are
+    equal.
     """
 
     name: str
@@ -71,7 +69,7 @@ class AvroMap:
 
 @dataclass(frozen=True)
 class AvroUnion:
-    """Choice of types; `name` is a filler, as Avro's unions have no name."""
+    """Choice of types. The `name` is ours: Avro's unions have no name."""
 
     branches: tuple[Node, ...]
     name: str = "union"
@@ -84,7 +82,7 @@ class AvroUnion:
 
 @dataclass(eq=False)
 class Record:
-    """Named fields. A record may contain itself; hence the comparison by identity.
+    """Named fields. Records are compared by identity, since a record may contain itself.
 
     `defaults` has the fields with a default: older records lack such a field. `aliases` are earlier names of the
     record, `field_aliases` earlier names of its fields.
@@ -97,8 +95,10 @@ class Record:
     field_aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+# A type in a parsed schema.
 Node = AvroPrimitive | AvroFixed | AvroEnum | AvroArray | AvroMap | AvroUnion | Record
 
+# The valid logical types of each primitive type.
 _LOGICAL = {
     "int": ("date", "time-millis"),
     "long": (
@@ -109,8 +109,8 @@ _LOGICAL = {
     "string": ("uuid",),
 }
 
-# Logical types for the names that Kafka Connect and Debezium add to a field's type, in Avro's words as far as Avro
-# has a word. Debezium's timestamps are wall-clock times, without a zone.
+# Logical types for the names that Kafka Connect and Debezium add to a field's type, under Avro's names if Avro has the
+# type. Debezium's timestamps are wall-clock times, without a zone.
 _CONNECT_NAMES = {
     ("int", "io.debezium.time.Date"): "date",
     ("int", "io.debezium.time.Time"): "time-millis",
@@ -129,9 +129,9 @@ _CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def parse(text: str, references: Iterable[str] = ()) -> Node:
-    """Return the tree of a schema; `references` are schemas that define further types.
+    """Return the parsed schema. Raises SchemaRefused.
 
-    Each reference may use only the types of the references before. Raises SchemaRefused.
+    :param references: schemas that define further types; each may use only the types of the references before.
     """
     parser = _AvroParser()
     try:
@@ -162,7 +162,7 @@ class _AvroParser:
         self._names: dict[str, Node] = {}
 
     def node(self, schema: Any, namespace: str) -> Node:
-        # Returns the type of a schema's JSON, and remembers the types with names on the way.
+        """Return the type of a schema's JSON; types with names are kept for later references by name."""
         if isinstance(schema, list):
             return self._union(schema, namespace)
         if isinstance(schema, str):
@@ -191,13 +191,14 @@ class _AvroParser:
     def _named(self, name: str, namespace: str) -> Node:
         if name in PRIMITIVES:
             return AvroPrimitive(name)
-        # From inside a namespace, a type without a namespace is found, too.
-        found = self._names.get(full_name(name, namespace)) or self._names.get(name)
-        if found is None:
+        # A schema may refer to a type without a namespace from inside a namespace.
+        node = self._names.get(full_name(name, namespace)) or self._names.get(name)
+        if node is None:
             raise SchemaRefused(f"The Avro schema names a type that it does not define, and no reference does: {name}.")
-        return found
+        return node
 
     def _define(self, schema: Any, namespace: str, make: Any) -> Node:
+        """Return the type that `make` returns for the full name, and keep the type under this name."""
         name = full_name(schema["name"], schema.get("namespace", namespace))
         inner = name.rpartition(".")[0]
         node: Node = replace(make(name), aliases=tuple(full_name(alias, inner) for alias in _aliases(schema)))
@@ -219,9 +220,9 @@ class _AvroParser:
 
 
 def _aliases(schema: Any) -> tuple[str, ...]:
-    # The specification does not declare aliases of another form an error: they are ignored.
+    # Aliases of another form are ignored: in Avro's specification they are no error.
     aliases = schema.get("aliases", ())
-    return tuple(one for one in aliases if isinstance(one, str)) if isinstance(aliases, list) else ()
+    return tuple(alias for alias in aliases if isinstance(alias, str)) if isinstance(aliases, list) else ()
 
 
 def full_name(name: str, namespace: str) -> str:
@@ -237,12 +238,12 @@ def _fixed(name: str, schema: Any) -> AvroFixed:
     if logical == "decimal":
         decimal = _decimal(schema)
         return AvroFixed(name, size, "decimal", *decimal) if decimal else AvroFixed(name, size)
-    known = (logical == "uuid" and size == 16) or (logical == "duration" and size == 12)
-    return AvroFixed(name, size, logical if known else None)
+    is_valid = (logical == "uuid" and size == 16) or (logical == "duration" and size == 12)
+    return AvroFixed(name, size, logical if is_valid else None)
 
 
 def _logical(kind: str, schema: Any) -> AvroPrimitive:
-    # The specification demands that an unknown logical type, or an invalid one for this type, is ignored.
+    # By Avro's specification, a logical type that is unknown, or invalid for this type, is ignored.
     logical, connect = schema.get("logicalType"), str(schema.get("connect.name") or "")
     if logical not in _LOGICAL.get(kind, ()):
         logical = _CONNECT_NAMES.get((kind, connect))
@@ -253,29 +254,29 @@ def _logical(kind: str, schema: Any) -> AvroPrimitive:
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
-    """Return precision and scale, or None if one is unusable: the value is plain bytes then.
+    """Return precision and scale of a decimal, or None if either is unusable, so that the value is plain bytes.
 
-    A scale below 0 or above the precision is accepted: the Avro specification calls this scale invalid, but Connect and
-    Debezium write such decimals.
+    A scale below 0 or above the precision is accepted, unlike in Avro's specification: Connect and Debezium write such
+    decimals.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or precision < 1 or abs(scale) > MOST_SCALE:
         return None
     if precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
-        # Connect knows only the scale, and writes 64 for an unknown precision.
+        # Connect writes a precision of 64 if it only knows the scale.
         return DECIMAL_DIGITS, scale
     return precision, scale
 
 
 def branch_name(node: Node) -> str:
-    """Return the column name of a union's branch: the type, or the last part of the type's name."""
+    """Return the column name of a union's branch: the name of the type, without a namespace."""
     return node.name.rpartition(".")[2]
 
 
 def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
     """Return the columns of a table for records of this schema. Raises SchemaRefused, with the field's path.
 
-    If the schema is a union of null and a record, each column is nullable.
+    Each column is nullable if the schema is a union of null and a record.
     """
     node = parse(text, references)
     if isinstance(node, AvroUnion) and len(node.values) == 1 and isinstance(node.values[0][1], Record):
@@ -289,7 +290,7 @@ def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
 
 
 def parse_all(texts: Iterable[str]) -> list[Node]:
-    """Return the trees of independent schemas, which do not use each other's types. Raises SchemaRefused."""
+    """Return the parsed forms of schemas that do not use each other's types. Raises SchemaRefused."""
     return [parse(text) for text in texts]
 
 
@@ -299,7 +300,7 @@ def arrow_field(name: str, text: str, references: Iterable[str] = ()) -> pa.Fiel
 
 
 def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Field]:
-    # Returns the columns of a record; `above` has the records around the record.
+    """Return the columns of a record; `above` has the records around this record."""
     if record in above:
         raise SchemaRefused(f"{path}: the record {record.name} holds itself, which no table can: leave the field out.")
     if not record.fields:
@@ -311,7 +312,7 @@ def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Fie
 
 
 def _field(name: str, node: Node, path: str, above: tuple[Record, ...], *, optional: bool = False) -> pa.Field:
-    # A field with a default is nullable, since older records lack the field.
+    """Return a column; `optional` is true for a field with a default, which older records lack."""
     nullable = optional or (isinstance(node, AvroUnion) and len(node.values) < len(node.branches))
     return pa.field(name, _type(node, path, above), nullable=nullable)
 
@@ -383,7 +384,7 @@ _LOGICAL_TYPES = {
 }
 
 
-# The constants of the algorithm in Avro's specification: the fingerprint of no bytes, and a table by byte.
+# The constants of the fingerprint in Avro's specification: the fingerprint of no bytes, and a table by byte.
 _EMPTY = 0xC15D213AA4D7A795
 _TABLE = []
 for _byte in range(256):

@@ -1,4 +1,4 @@
-"""Readers of Avro values: one in a buffer, or primitive values and items of arrays and maps in many records at once."""
+"""Readers of Avro values: of a single value, or of the same field in many records at once (lanes)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from airflow_lakestream.decode.avro.schema import (
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
 
+# Reads a value in each lane, and returns the values as a column.
 ColumnRead = Callable[[ByteLanes], pa.Array]
 
-# Items without bytes can have any count: without a limit, a few bytes would be a bomb.
+# The most items without bytes (such as null): without a limit, a record of a few bytes could fill the memory.
 MOST_EMPTY = 1 << 16
-# Values may contain values of their own type: a deeper value is malformed.
+# The deepest level of nested values; a deeper value is malformed.
 DEEPEST = 64
+# The bytes of each value of a primitive type.
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
 class Malformed(ValueError):
-    """Error: the bytes are not a value of the type."""
+    """The bytes are not a value of the type."""
 
 
 def entry_of(node: AvroMap) -> Record:
@@ -62,7 +64,7 @@ def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -
     elif isinstance(node, AvroArray | AvroMap):
         pos = _skip_blocks(node.items if isinstance(node, AvroArray) else entry_of(node), data, pos, end, depth)
     else:
-        # A branch, a length, a symbol, or the number itself.
+        # The number of a branch or symbol, a length in bytes, or the value of an integer.
         number, pos = read_one(data, pos, end)
         if isinstance(node, AvroUnion):
             pos = skip_one(_branch(node, number), data, pos, end, depth + 1)
@@ -82,7 +84,7 @@ def _branch(node: AvroUnion, index: int) -> Node:
 def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> int:
     while True:
         count, pos = read_one(data, pos, end)
-        # Behind a negative count follows the size of the block in bytes.
+        # A negative count is followed by the size of the block in bytes.
         if count < 0:
             count = -count
             _, pos = read_one(data, pos, end)
@@ -97,7 +99,7 @@ def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -
 def read_one(data: memoryview, pos: int, end: int) -> tuple[int, int]:
     """Return the number at `pos`, in zigzag encoding, and the position after the number. Raises Malformed."""
     value = shift = 0
-    # Ten bytes of seven bits hold the longest number.
+    # The longest number has ten bytes of seven bits.
     while pos < end and shift < 70:
         byte = data[pos]
         pos += 1
@@ -112,7 +114,7 @@ _FLOATS = {"float": "<f", "double": "<d"}
 
 
 def value_of(node: Node, data: bytes) -> Any:
-    """Return the value of the bytes. Raises Malformed."""
+    """Return the single value in `data` as a Python object. Raises Malformed."""
     view = memoryview(data)
     try:
         value, end = _read(node, view, 0, len(view), 0)
@@ -124,7 +126,7 @@ def value_of(node: Node, data: bytes) -> Any:
 
 
 def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[Any, int]:
-    # Returns the value at `pos`, and the position behind the value.
+    """Return the value at `pos`, and the position behind the value."""
     if depth > DEEPEST:
         raise Malformed
     if isinstance(node, Record):
@@ -138,10 +140,8 @@ def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple
         entries, pos = _blocks(entry_of(node), data, pos, end, depth)
         return {entry["key"]: entry["value"] for entry in entries}, pos
     if isinstance(node, AvroUnion):
-        branch, pos = read_one(data, pos, end)
-        if not 0 <= branch < len(node.branches):
-            raise Malformed
-        return _read(node.branches[branch], data, pos, end, depth + 1)
+        index, pos = read_one(data, pos, end)
+        return _read(_branch(node, index), data, pos, end, depth + 1)
     return _leaf(node, data, pos, end)
 
 
@@ -166,7 +166,7 @@ def _leaf(node: Node, data: memoryview, pos: int, end: int) -> tuple[Any, int]:
 
 
 def _blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple[list[Any], int]:
-    # Returns the items of an array, and the position behind the last block, whose count is 0.
+    """Return the items of an array, and the position behind the last block, whose count is 0."""
     items: list[Any] = []
     while True:
         count, pos = read_one(data, pos, end)
@@ -182,47 +182,47 @@ def _blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tup
             items.append(item)
 
 
-# Each round of items costs some calls, for any number of lanes: when few lanes have many items left, a walk over these
-# lanes finds the start of each item, and all items are read at once.
-_ROUNDS = 16
-_FEW = 256
+# A round reads one item in each lane, at the same cost for few lanes as for many. After this number of rounds, if fewer
+# lanes than this have items left, a walk over these lanes finds the start of each item, and all are read at once.
+_MOST_ROUNDS = 16
+_FEW_LANES = 256
 
 
 def read_items(
     lanes: ByteLanes, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str
 ) -> tuple[list[pa.Array], Integers, Integers]:
-    """Read the items of all arrays or maps: return their parts, the order of the items, and each lane's item count.
+    """Read the items of all arrays or maps; return (parts, order, counts).
 
-    The parts are in the order of reading: the first items of all lanes come before the second items. The positions
-    `order`, taken from the concatenated parts, sort the items by lane; see `merged`.
+    `parts` has the items in the order of reading: the first items of all lanes come before the second items. `order`
+    has, lane by lane, the positions of the items in the concatenated parts; see `merged`. `counts` has the number of
+    items of each lane.
 
-    :param item: reads one item in each lane, or returns None if the items are only skipped; then the list of parts is
-        empty.
+    :param item: reads one item in each lane; or skips the items, and returns None: then `parts` is empty.
     :param node: type of an item.
     """
-    reading = _ItemReader(item, node, path)
+    reader = _ItemReader(item, node, path)
     rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
     while True:
-        counts = _block_header(live, width(node) == 0, path)
-        more = (counts > 0) & (live.failure == 0)
-        lanes.put(rows[~more], live.take(~more))
-        rows, live, counts = rows[more], live.take(more), counts[more]
+        counts = _block_header(live, path)
+        has_items = (counts > 0) & (live.failure == 0)
+        lanes.put(rows[~has_items], live.take(~has_items))
+        rows, live, counts = rows[has_items], live.take(has_items), counts[has_items]
         if not len(rows):
             break
-        reading.block(rows, live, counts)
-    owners = np.concatenate(reading.owners) if reading.owners else np.zeros(0, np.int64)
-    return reading.parts, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(lanes))
+        reader.block(rows, live, counts)
+    owners = np.concatenate(reader.owners) if reader.owners else np.zeros(0, np.int64)
+    return reader.parts, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(lanes))
 
 
-def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
-    # Returns the number of items in the next block of each lane; 0 ends the array or the map.
+def _block_header(lanes: ByteLanes, path: str) -> Integers:
+    """Return the number of items in the next block of each lane; 0 ends the array or the map."""
     counts = lanes.zigzags(path)
     sized = np.flatnonzero((counts < 0) & (lanes.failure == 0))
     if len(sized):
         counts = counts.copy()
         counts[sized] = -counts[sized]
         part = lanes.take(sized)
-        # The block's size in bytes, for readers that skip the block unread.
+        # The block's size in bytes, which is only for readers that skip the block.
         part.zigzags(path)
         lanes.put(sized, part)
     # Items without bytes may be more than the bytes that are left, up to a limit.
@@ -232,7 +232,7 @@ def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
 
 
 class _ItemReader:
-    """Reader of items, block by block; `owners` has the lane of each item of `parts`."""
+    """Reader of items, block by block; `owners` has the lane of each item in `parts`."""
 
     def __init__(self, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str) -> None:
         self.parts: list[pa.Array] = []
@@ -254,17 +254,17 @@ class _ItemReader:
         active, left, current = np.arange(len(live)), counts.copy(), live.take(np.arange(len(live)))
         rounds = 0
         while len(active):
-            if rounds >= _ROUNDS and len(active) < _FEW:
+            if rounds >= _MOST_ROUNDS and len(active) < _FEW_LANES:
                 self._walk(rows[active], current, left)
                 live.put(active, current)
                 return
             self._read(rows[active], current)
             left -= 1
             rounds += 1
-            stay = (left > 0) & (current.failure == 0)
-            if not stay.all():
-                live.put(active[~stay], current.take(~stay))
-                active, left, current = active[stay], left[stay], current.take(stay)
+            has_items = (left > 0) & (current.failure == 0)
+            if not has_items.all():
+                live.put(active[~has_items], current.take(~has_items))
+                active, left, current = active[has_items], left[has_items], current.take(has_items)
 
     def _read(self, rows: Integers, lanes: ByteLanes) -> None:
         values = self._item(lanes)
@@ -273,7 +273,7 @@ class _ItemReader:
             self.owners.append(rows)
 
     def _block_of_width(self, rows: Integers, live: ByteLanes, counts: Integers, width: int) -> None:
-        # The size of an item is known, so all items of the block are read at once.
+        """Read a block of items of `width` bytes, all at once."""
         fits = counts * width <= live.end - live.pos
         live.fail(~fits, f"{self._path}: the value ends early")
         counts = np.where(fits, counts, 0)
@@ -282,36 +282,36 @@ class _ItemReader:
         live.skip(np.where(live.failure == 0, counts * width, 0), self._path)
 
     def _walk(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
-        # One lane after the other: first the start of each item is found, then all items are read at once.
+        """Read the last `counts` items of each lane: find the start of each item, then read all items at once."""
         data = memoryview(live.data.data)
         starts: list[int] = []
-        wrong, found = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
-        behind = live.pos.copy()
+        is_malformed, good_counts = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
+        ends = live.pos.copy()
         for lane, count in enumerate(counts.tolist()):
-            place, end, first = int(live.pos[lane]), int(live.end[lane]), len(starts)
+            pos, lane_end, first = int(live.pos[lane]), int(live.end[lane]), len(starts)
             try:
                 for _ in range(count):
-                    starts.append(place)
-                    place = skip_one(self._node, data, place, end)
-                behind[lane], found[lane] = place, count
+                    starts.append(pos)
+                    pos = skip_one(self._node, data, pos, lane_end)
+                ends[lane], good_counts[lane] = pos, count
             except Malformed:
                 del starts[first:]
-                wrong[lane] = True
-        live.fail(wrong, f"{self._path}: the value ends early, or is not a value of its type")
-        self._read_at(rows, live, found, np.array(starts, np.int64))
-        live.pos = np.where(live.failure == 0, behind, 0)
+                is_malformed[lane] = True
+        live.fail(is_malformed, f"{self._path}: the value ends early, or is not a value of its type")
+        self._read_at(rows, live, good_counts, np.array(starts, np.int64))
+        live.pos = np.where(live.failure == 0, ends, 0)
 
     def _read_at(self, rows: Integers, live: ByteLanes, counts: Integers, starts: Integers) -> None:
-        # Reads the items at `starts`, `counts` in each lane. A lane fails if one of its items fails.
+        """Read the items at `starts`, `counts` of them in each lane. A lane fails if one of its items fails."""
         lanes = np.repeat(np.arange(len(live)), counts)
         items = live.take(lanes)
         items.pos = starts
         self._read(rows[lanes], items)
         failed = items.failure != 0
         if failed.any():
-            hit = lanes[failed]
-            live.failure[hit] = items.failure[failed]
-            live.pos[hit] = live.end[hit] = 0
+            failed_lanes = lanes[failed]
+            live.failure[failed_lanes] = items.failure[failed]
+            live.pos[failed_lanes] = live.end[failed_lanes] = 0
 
 
 def _within(counts: Integers) -> Integers:
@@ -342,7 +342,7 @@ def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
 
 
 def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> None:
-    # Skips the value of the chosen branch in each lane; the number of the branch is ahead of the value.
+    """Move all lanes over a union's value: the number of a branch, then the branch's value."""
     chosen = lanes.zigzags(path)
     lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
     live = lanes.failure == 0
@@ -355,7 +355,7 @@ def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> Non
 
 
 def as_decimal(node: AvroFixed | AvroPrimitive, kind: pa.DataType) -> bool:
-    """Return whether the column takes a decimal from the bytes."""
+    """Return whether the bytes become a decimal in a column of this type."""
     return node.logical == "decimal" and not (t.is_binary(kind) or t.is_fixed_size_binary(kind))
 
 
@@ -387,7 +387,7 @@ def _boolean(kind: pa.DataType, path: str) -> ColumnRead:
 
 
 def _span(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> ColumnRead:
-    # Returns the reader of bytes and strings: a length is ahead of the bytes.
+    """Return the reader of bytes and strings, which begin with a length."""
     if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
         fit = leaves.instants(kind, path, finer)
     elif node.name == "string":
@@ -402,16 +402,17 @@ def _span(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFi
     return read
 
 
+# Nanoseconds of the units of Avro's times.
 _NANOS = {"nanos": 1, "micros": 1_000, "millis": 1_000_000}
 
 
 def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> ColumnRead:
     fit = _number_fit(node.logical or "", kind, path, finer)
-    narrow = node.name == "int"
+    is_int = node.name == "int"
 
     def read(lanes: ByteLanes) -> pa.Array:
         values = lanes.zigzags(path)
-        if narrow:
+        if is_int:
             lanes.fail((values < -(1 << 31)) | (values >= 1 << 31), f"{path}: more than the 32 bits of an int")
         return fit(lanes, values)
 
@@ -419,7 +420,7 @@ def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: Timestamps
 
 
 def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Converter:
-    # Returns the fit by the logical type: its unit is the last word of its name.
+    """Return the converter of numbers of a logical type; the last word of the type's name is the unit."""
     if logical == "date":
         return leaves.dates(kind, path)
     unit = _NANOS.get(logical.rpartition("-")[2], 0)

@@ -25,7 +25,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 Places = npt.NDArray[np.int64]
 
-# Columns for parts of the event, and the event's member for each. All other columns are the row's.
+# Columns for parts of the event, each with the event's member. All other columns are the row's.
 EVENT_COLUMNS = {
     "_op": "op",
     "_ts_ms": "ts_ms",
@@ -36,9 +36,9 @@ EVENT_COLUMNS = {
     "_after": "after",
     "_transaction": "transaction",
 }
-# Members with the row.
+# Members with the row, called images here.
 IMAGES = ("before", "after")
-# Columns that a new table gets, if the events have the members.
+# Columns for parts of the event that a new table gets, if the events have the members.
 _DEFAULT = ("_op", "_ts_ms", "_source", "_before")
 # Members that an event may have without a column, and that are not unknown fields.
 KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
@@ -52,7 +52,7 @@ FLATTENED = (
     "mirror, KafkaExtractOperator lands flattened ones as they are."
 )
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
-# Not an array: if pandas is installed, the first array imports pandas, which takes longer than everything else here.
+# The operations with the row in `after`. Not an Arrow array, which would import pandas at the import of this module.
 _HAS_ROW = ("c", "u", "r")
 
 
@@ -61,8 +61,7 @@ class EventNaming:
     """Names of the row's columns, and of the columns for parts of the event.
 
     :param parts: columns for parts of the event, with the event's member for each part.
-    :param renamed: new names of the row's columns, by their names in the database; a column that keeps its name is
-        missing here.
+    :param renamed: new names of the row's renamed columns, by their names in the database.
     """
 
     parts: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
@@ -90,9 +89,10 @@ def is_event(record: pa.Schema) -> bool:
 
 
 def row_of(event: pa.Schema) -> list[pa.Field]:
-    """Return the row's columns, by the images in events with these columns, all nullable.
+    """Return the columns of the row in events with these columns, all nullable.
 
-    Raises InvalidArgument if the records are not events, are MongoDB's, or if an image differs in a column's type.
+    Raises InvalidArgument if the records are not events or are MongoDB's, or if a column has another type in each
+    image.
     """
     if _MONGO in event.names and "op" in event.names:
         problem = "the change events are MongoDB's: their documents are text, and no rows with columns."
@@ -105,14 +105,14 @@ def row_of(event: pa.Schema) -> list[pa.Field]:
 
 
 def _images(record: pa.Schema) -> list[pa.Field]:
-    found = [record.field(name) for name in ("after", "before") if name in record.names]
-    return [field for field in found if t.is_struct(field.type)]
+    images = [record.field(name) for name in ("after", "before") if name in record.names]
+    return [field for field in images if t.is_struct(field.type)]
 
 
 def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
-    """Return the columns of a new table for events with these columns. Raises InvalidArgument if events have no row.
+    """Return the columns of a new table for events with these columns. Raises the errors of `row_of`.
 
-    :param notes: add a column for the names of values that an event leaves out.
+    :param notes: whether to add a column for the names of values that an event leaves out.
     """
     row = row_of(event)
     if taken := [field.name for field in row if field.name in EVENT_COLUMNS or (notes and field.name == NOTE)]:
@@ -141,15 +141,15 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
     fields: dict[str, pa.Field] = {}
     for group in groups:
         for field in group:
-            there = fields.setdefault(field.name, field.with_nullable(True))
-            if there.type != field.type:
-                problem = f"{field.name} is {there.type} in one image of the row, and {field.type} in another."
+            first = fields.setdefault(field.name, field.with_nullable(True))
+            if first.type != field.type:
+                problem = f"{field.name} is {first.type} in one image of the row, and {field.type} in another."
                 raise InvalidArgument("schema", problem, "Give the row's column and those of _before one type.")
     return list(fields.values())
 
 
 def event_schema(schema: pa.Schema, naming: EventNaming = USUAL) -> pa.Schema:
-    """Return the columns for decoding events, given the columns of the table.
+    """Return the columns of the events' members, for a table with the columns `schema`.
 
     Raises InvalidArgument if an image's column is not a struct, or if a field has several types.
     """
@@ -177,7 +177,7 @@ class DebeziumDecoder:
     """Decoder of change events into rows, with the columns of `EventNaming.parts`.
 
     :param schema: the table's columns.
-    :param make: returns a decoder for the columns of the events; see `event_schema`.
+    :param make: returns a decoder of events into their members; see `event_schema`.
     :param unavailable: treatment of values that events leave out.
     """
 
@@ -206,42 +206,39 @@ class DebeziumDecoder:
         events = decoded.rows.combine_chunks()
         places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
         # The reasons of bad events, by row.
-        wrong: dict[int, str] = {}
-        self._look_at_events(batch, events, places, wrong)
+        reasons: dict[int, str] = {}
+        self._find_bad_events(batch, events, places, reasons)
         columns = [self._column(field, events) for field in self._unavailable.without_note(self.schema)]
-        columns = self._unavailable.replace_left_out(self.schema, columns, self._naming.parts, wrong)
+        columns = self._unavailable.replace_left_out(self.schema, columns, self._naming.parts, reasons)
         for field, column in zip(self.schema, columns, strict=True):
-            for row in () if field.nullable else _true(column.is_null()):
-                wrong.setdefault(row, f"{field.name}: null, and the column is required")
-        return decoded.refined(places, wrong, columns, self.schema)
+            for row in () if field.nullable else _true_rows(column.is_null()):
+                reasons.setdefault(row, f"{field.name}: null, and the column is required")
+        return decoded.refined(places, reasons, columns, self.schema)
 
-    def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
-        """Add reasons for bad events to `wrong`, by row.
+    def _find_bad_events(self, batch: RawBatch, events: pa.Table, places: Places, reasons: dict[int, str]) -> None:
+        """Add the reasons of bad events to `reasons`, by row.
 
-        Bad are a document without an operation, a message, a change without the row after it, and a delete without an
-        image of the row. A tombstone has no operation either, but is not bad.
+        A document without an operation is bad, and so are a message, a change without the row after it, and a delete
+        without an image of the row. A tombstone has no operation either, but is not bad.
         """
         op = _member(events, "op")
-        for row in _true(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
-            wrong[row] = NO_EVENT
-        for row in _true(pc.fill_null(pc.equal(op, "m"), False)):
-            wrong[row] = _MESSAGE
-        changed = pc.fill_null(pc.is_in(op, pa.array(_HAS_ROW)), False)
-        for row in _true(pc.and_(changed, _member(events, "after").is_null())):
-            wrong[row] = f"after: null, in an event whose op is {op[row].as_py()!r}"
-        has_none = pc.and_(_member(events, "before").is_null(), _member(events, "after").is_null())
-        for row in _true(pc.and_(pc.fill_null(pc.equal(op, "d"), False), has_none)):
-            wrong[row] = "before: null, in an event whose op is 'd', so it does not show which row was deleted"
+        for row in _true_rows(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
+            reasons[row] = NO_EVENT
+        for row in _true_rows(pc.fill_null(pc.equal(op, "m"), False)):
+            reasons[row] = _MESSAGE
+        is_change = pc.fill_null(pc.is_in(op, pa.array(_HAS_ROW)), False)
+        for row in _true_rows(pc.and_(is_change, _member(events, "after").is_null())):
+            reasons[row] = f"after: null, in an event whose op is {op[row].as_py()!r}"
+        lacks_row = pc.and_(_member(events, "before").is_null(), _member(events, "after").is_null())
+        for row in _true_rows(pc.and_(pc.fill_null(pc.equal(op, "d"), False), lacks_row)):
+            reasons[row] = "before: null, in an event whose op is 'd', so it does not show which row was deleted"
 
     def _column(self, field: pa.Field, events: pa.Table) -> pa.Array:
         member = self._naming.parts.get(field.name)
-        if member in ("before", "after"):
-            column = _narrowed(_member(events, str(member)), field.type, self._naming)
-        elif member is not None:
-            column = _member(events, member)
-        else:
-            column = _row_column(events, self._naming.source(field.name))
-        return column
+        if member is None:
+            return _row_column(events, self._naming.source(field.name))
+        column = _member(events, member)
+        return _narrowed(column, field.type, self._naming) if member in IMAGES else column
 
 
 def _row_column(events: pa.Table, name: str) -> pa.Array:
@@ -260,7 +257,7 @@ def _narrowed(image: pa.Array, kind: pa.DataType, naming: EventNaming) -> pa.Arr
     """Return the image with only the fields of `kind`, under the table's names."""
     if image.type == kind:
         return image
-    children = [_field(image, naming.source(one.name)) for one in kind]
+    children = [_field(image, naming.source(field.name)) for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=image.is_null())
 
 
@@ -274,7 +271,6 @@ def _member(events: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
 
 
-def _true(mask: pa.Array) -> list[int]:
-    """Return the indices of the true values."""
-    found: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
-    return found
+def _true_rows(mask: pa.Array) -> list[int]:
+    rows: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    return rows

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Types of Debezium's signals, from its signal topic.
+# Types of the records in Debezium's signal topic.
 _SIGNALS = ("log", "set-binlog-position", "schema-changes")
 _SNAPSHOTS = ("execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot")
 _TRANSACTION = {"status", "id", "event_count", "data_collections"}
@@ -24,21 +24,20 @@ _DEBEZIUMS = "io.debezium.connector."
 def own_record(value: bytes) -> str | None:
     """Return a description of a record of Debezium's own, or None if the record may be a table's event.
 
-    The whole JSON document decides, with or without a schema around it. The topic's name does not: users choose the
-    name.
+    The JSON document decides, and not the topic's name, which users choose.
     """
     document = _document(value)
     return None if document is None else _kind(document)
 
 
 def op_in_json(value: bytes) -> str | None:
-    """Return the operation of an event in JSON, with or without a schema around it, or None for another value."""
+    """Return the operation of a change event in JSON, or None for another value."""
     op = (_document(value) or {}).get("op")
     return op if isinstance(op, str) else None
 
 
 def _document(value: bytes) -> dict[str, Any] | None:
-    """Return a JSON object, taken out of Connect's wrapper of schema and payload, or None for another value."""
+    """Return a JSON object, without Connect's wrapper of schema and payload, or None for another value."""
     try:
         document = json.loads(value)
     except (ValueError, RecursionError):
@@ -51,7 +50,7 @@ def _document(value: bytes) -> dict[str, Any] | None:
 def own_schema(text: str) -> str | None:
     """Return a description of Debezium's own records with this schema, or None for another schema.
 
-    The name decides: Avro's full name, or the title in JSON Schema.
+    The schema's name decides: the full name in Avro, the title in JSON Schema.
     """
     try:
         schema = json.loads(text)

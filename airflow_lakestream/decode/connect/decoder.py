@@ -1,7 +1,7 @@
 """JSON of Kafka Connect's converter: each record contains a schema and a payload, {"schema": ..., "payload": ...}.
 
-Records with the same schema begin with the same bytes, up to the payload: once found, these bytes are a prefix to
-search for and to cut off.
+Records with the same schema mostly begin with the same bytes, up to the payload. These bytes, a prefix, are found once
+and then searched for in further records, and cut off.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from airflow_lakestream.tables.row_buffer import no_rows, one_array
 
 _MEMBERS = {"schema", "payload"}
 _BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'
-# A topic has a few schemas at a time; more schemas differ only in their bytes.
+# The most schemas and prefixes that are kept. A topic has a few schemas at a time; further ones are the same schemas,
+# written with other bytes.
 _MOST_SCHEMAS = 256
 
 
 @dataclass(frozen=True)
 class PayloadPart:
-    """Records of the same schema: positions in the batch, and payloads. `schema` is None for plain records."""
+    """Records with the same schema: positions in the batch, and payloads. `schema` is None for plain records."""
 
     schema: str | None
     places: Integers
@@ -50,67 +51,65 @@ class PayloadPart:
         return self._cut_out()
 
     def take(self, indices: Integers) -> PayloadPart:
-        """Return a part with a selection of the payloads.
-
-        :param indices: numbers of the payloads in this part.
-        """
+        """Return a part with only the payloads at these indices of this part."""
         return PayloadPart(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
 
 
 def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[PayloadPart]:
     """Yield the payloads of the values by schema; a value without a wrapper, or null, is a payload without a schema.
 
-    A schema may be yielded several times, for values that begin differently.
+    A schema may be yielded several times, for values with different prefixes.
 
-    :param prefixes: for each known prefix of a value, the schema in it; new prefixes are added, up to a limit.
+    :param prefixes: the known prefixes, each with its schema; new prefixes are added, up to a limit.
     """
     prefixes = {} if prefixes is None else prefixes
     looks_wrapped = pc.fill_null(pc.match_substring_regex(values, _BEGINS_WRAPPED), False)
     todo = np.flatnonzero(looks_wrapped.to_numpy(zero_copy_only=False))
     plain = np.ones(len(values), np.bool_)
     for prefix, schema in list(prefixes.items()):
-        found, cut_out = _behind(values, prefix, todo)
-        if len(found):
-            plain[found] = False
-            yield PayloadPart(schema, found, cut_out)
-            todo = np.setdiff1d(todo, found, assume_unique=True)
-    # Values whose payload is not the last member, or whose prefix is beyond the limit: by schema, position and payload.
-    odd: dict[str | None, list[tuple[int, bytes | None]]] = {}
+        places, cut_out = _with_prefix(values, prefix, todo)
+        if len(places):
+            plain[places] = False
+            yield PayloadPart(schema, places, cut_out)
+            todo = np.setdiff1d(todo, places, assume_unique=True)
+    # By schema: position and payload of values whose payload is not the last member, or whose prefix is over the limit.
+    single: dict[str | None, list[tuple[int, bytes | None]]] = {}
     while len(todo):
         first = int(todo[0])
         split = _split(values[first].as_py())
         # All values with this prefix are found at once, this one included.
         if split is not None and split.is_last and len(prefixes) < _MOST_SCHEMAS:
-            prefixes[split.before] = split.schema
-            found, cut_out = _behind(values, split.before, todo)
-            plain[found] = False
-            yield PayloadPart(split.schema, found, cut_out)
-            todo = np.setdiff1d(todo, found, assume_unique=True)
+            prefixes[split.prefix] = split.schema
+            places, cut_out = _with_prefix(values, split.prefix, todo)
+            plain[places] = False
+            yield PayloadPart(split.schema, places, cut_out)
+            todo = np.setdiff1d(todo, places, assume_unique=True)
             continue
         todo = todo[1:]
         if split is not None:
             plain[first] = False
-            odd.setdefault(split.schema, []).append((first, split.payload))
-    for of_schema, ones in odd.items():
-        payloads = pa.array([payload for _, payload in ones], values.type)
-        yield PayloadPart(of_schema, np.array([place for place, _ in ones], np.int64), partial(_without_null, payloads))
+            single.setdefault(split.schema, []).append((first, split.payload))
+    for single_schema, records in single.items():
+        places = np.array([place for place, _ in records], np.int64)
+        payloads = pa.array([payload for _, payload in records], values.type)
+        yield PayloadPart(single_schema, places, partial(_without_null, payloads))
     if plain.any():
         yield PayloadPart(None, np.flatnonzero(plain), partial(values.filter, pa.array(plain)))
 
 
-def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
-    """Return the positions of values with this prefix, and a function for cutting out the payloads.
+def _with_prefix(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
+    """Return the positions of values with this prefix, and a function that cuts out the payloads.
 
     Behind its payload such a value has only the closing brace.
 
     :param among: positions of the values to search.
     """
-    some = values if len(among) == len(values) else values.take(pa.array(among))
-    fits = pc.and_(pc.starts_with(some, prefix), pc.ends_with(some, b"}"))
+    searched = values if len(among) == len(values) else values.take(pa.array(among))
+    fits = pc.and_(pc.starts_with(searched, prefix), pc.ends_with(searched, b"}"))
     # The brace must not be the prefix's own.
-    fits = pc.and_(fits, pc.greater(pc.binary_length(some), len(prefix)))
-    hit = fits.to_numpy(zero_copy_only=False)
-    return among[hit], lambda: _without_null(cut(some.filter(fits), len(prefix), 1))
+    fits = pc.and_(fits, pc.greater(pc.binary_length(searched), len(prefix)))
+    places = among[fits.to_numpy(zero_copy_only=False)]
+    return places, lambda: _without_null(cut(searched.filter(fits), len(prefix), 1))
 
 
 def _without_null(payloads: pa.Array) -> pa.Array:
@@ -121,10 +120,11 @@ def _without_null(payloads: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class _WrappedValue:
-    # `before` has the bytes ahead of the payload; `is_last`: behind the payload is nothing except the closing brace.
+    """A value with a schema; `is_last`: behind the payload is only the closing brace."""
+
     schema: str
     payload: bytes
-    before: bytes
+    prefix: bytes
     is_last: bool
 
 
@@ -152,30 +152,28 @@ def _members(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
     Raises ValueError or IndexError for another text, also for an empty object.
     """
-    at = _after_space(text, 0)
-    while True:
-        if text[at] not in "{,":
-            break
-        name, at = _SCAN(text, _after_space(text, at + 1))
-        at = _after_space(text, at)
-        if not isinstance(name, str) or text[at] != ":":
+    pos = _after_space(text, 0)
+    while text[pos] in "{,":
+        name, pos = _SCAN(text, _after_space(text, pos + 1))
+        pos = _after_space(text, pos)
+        if not isinstance(name, str) or text[pos] != ":":
             raise ValueError("no object")
-        start = _after_space(text, at + 1)
+        start = _after_space(text, pos + 1)
         _, end = _SCAN(text, start)
         yield name, (start, end)
-        at = _after_space(text, end)
-    if text[at] != "}" or _after_space(text, at + 1) != len(text):
+        pos = _after_space(text, end)
+    if text[pos] != "}" or _after_space(text, pos + 1) != len(text):
         raise ValueError("no object")
 
 
-def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None, "it matches nothing, too"
-    return found.end()
+def _after_space(text: str, pos: int) -> int:
+    match = _SPACE.match(text, pos)
+    assert match is not None, "the pattern matches an empty text, too"
+    return match.end()
 
 
 def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...] = ()) -> pa.Schema:
-    """Return the columns for records of the converter: of the last schema in the records, or else inferred.
+    """Return the columns for records of the converter, from the last schema in the records.
 
     The columns are inferred if no record has a valid schema of a struct.
 
@@ -190,10 +188,10 @@ def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...]
 
 
 def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType:
-    """Return the type of a column for JSON keys, by the last schema in the keys, or else inferred.
+    """Return the type of a column for JSON keys, from the last schema in the keys; inferred if no key has a schema.
 
     :param first: a batch whose values are the keys.
-    :param wrapped: keys may contain a schema.
+    :param wrapped: whether keys may contain a schema.
 
     Raises SchemaRefused.
     """
@@ -204,7 +202,7 @@ def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType
 
 
 def _of_batch(batch: RawBatch) -> tuple[ConnectType | None, RawBatch]:
-    """Return the shape of the last record with a valid schema, or None, and a batch of the payloads without schemas."""
+    """Return the last valid schema in the records, or None, and a batch of the payloads without schemas."""
     parts = list(unwrapped(batch.values))
     places = np.concatenate([part.places for part in parts])
     payloads = pa.concat_arrays([part.payloads for part in parts]).take(pa.array(np.argsort(places)))
@@ -216,9 +214,9 @@ def _of_batch(batch: RawBatch) -> tuple[ConnectType | None, RawBatch]:
 class ConnectJsonDecoder:
     """Decoder of JSON with or without a schema in each record; the schema defines the meaning of numbers and base64.
 
-    :param schema: columns and their types.
+    :param schema: the table's columns.
     :param unknown_fields: see `JsonDecoder`.
-    :param out_of_range: treatment of values outside a column's range.
+    :param out_of_range: treatment of dates and times outside a column's range.
     :param bare: returns a decoder for payloads without a schema, given columns and a policy for unknown fields; by
         default a `JsonDecoder`.
     :param is_event: see `JsonDecoder`.
@@ -253,19 +251,21 @@ class ConnectJsonDecoder:
         """Return the rows and the bad records of a batch."""
         tables, places, bad = [], list[Integers](), list[BadRow]()
         for part in unwrapped(batch.values, self._prefixes):
-            left: dict[int, str] = {}
+            # The reasons of the part's bad records, by position in the batch.
+            reasons: dict[int, str] = {}
             for reader in self._readers_of(part.schema):
                 decoded = reader.decode(batch, part)
                 failed = np.array([row.index for row in decoded.bad], np.int64)
-                reasons = {int(part.places[row.index]): row.reason for row in decoded.bad}
-                # A reader without any row does not fit the records: then the reasons of the reader before it are kept.
-                left = reasons if decoded.rows.num_rows or not left else {at: left[at] for at in reasons}
+                new_reasons = {int(part.places[row.index]): row.reason for row in decoded.bad}
+                # If a reader decodes no record, it does not fit: then the reasons of the reader before are kept.
+                is_fit = decoded.rows.num_rows or not reasons
+                reasons = new_reasons if is_fit else {place: reasons[place] for place in new_reasons}
                 tables.append(decoded.rows)
                 places.append(np.delete(part.places, failed))
-                if not reasons:
+                if not new_reasons:
                     break
                 part = part.take(failed)
-            bad += [BadRow(at, reason) for at, reason in left.items()]
+            bad += [BadRow(place, reason) for place, reason in reasons.items()]
         if not tables:
             return DecoderResult(no_rows(self.schema))
         table, order = pa.concat_tables(tables), np.concatenate(places)
@@ -274,10 +274,10 @@ class ConnectJsonDecoder:
         return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
     def _readers_of(self, schema: str | None) -> Sequence[_PayloadReader]:
-        """Return the readers of payloads of a schema, to be tried in this order.
+        """Return the readers of payloads of a schema: each decodes the payloads for which the reader before failed.
 
-        The second reader, for decimals written as numbers, decodes the payloads refused by the first. A schema that is
-        null or invalid has the reader of plain records.
+        The first reader is for decimals in base64, the second for decimals as numbers: base64 is never a number in
+        JSON. A schema that is null or invalid has the reader of plain records.
         """
         readers = self._readers.get(schema)
         if readers is None:
@@ -285,11 +285,8 @@ class ConnectJsonDecoder:
             if shape is None:
                 readers = self._readers[None]
             else:
-                # Base64 first: base64 is never a number in JSON.
-                readers = [
-                    self._reader(one)
-                    for one in ([shape] if shape == shape.with_numbers else [shape, shape.with_numbers])
-                ]
+                shapes = [shape] if shape == shape.with_numbers else [shape, shape.with_numbers]
+                readers = list(map(self._reader, shapes))
             if len(self._readers) < _MOST_SCHEMAS:
                 self._readers[schema] = readers
         return readers
@@ -300,22 +297,20 @@ class ConnectJsonDecoder:
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
         return JsonDecoder(
-            *(schema, self._unknown_fields),
-            out_of_range=self._out_of_range,
-            finer=self._finer,
-            is_event=self._is_event,
+            *(schema, self._unknown_fields), out_of_range=self._out_of_range, finer=self._finer, is_event=self._is_event
         )
 
 
 def _written_by(shape: ConnectType, schema: pa.Schema) -> pa.Schema:
-    """Return the columns for decoding payloads of this shape, for a table with the columns `schema`; see `written`."""
+    """Return the columns in the types that JSON has for payloads of this shape, for the columns `schema`."""
     return pa.schema([written_field(shape.fields.get(field.name), field) for field in schema])
 
 
 class _PayloadReader:
-    """Reader of payloads of a schema; `documents` returns columns of the written types, see `_written_by`.
+    """Reader of payloads of a schema: first into the types that JSON has, then into the columns' types.
 
-    Without a shape, the documents are decoded to the columns at once.
+    :param shape: the schema; None for payloads without a schema, which are decoded to the columns at once.
+    :param documents: the decoder for the first step, with the columns of `_written_by`.
     """
 
     def __init__(
@@ -348,8 +343,8 @@ class _PayloadReader:
         shape = self._shape.fields.get(field.name) if self._shape is not None else None
         try:
             return fitted(values, shape, field.type, field.name, rows.all, rows)
-        # No value of the field fits the column: all rows are bad.
         except Unfit as unfit:
+            # No value of the field fits the column: all rows are bad.
             for row in rows.all.tolist():
                 rows.reasons.setdefault(row, str(unfit))
             return pa.nulls(len(values), field.type)

@@ -11,15 +11,20 @@ import pyarrow as pa
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.tables.schema.value_ranges import DECIMAL_DIGITS, column_type
 
+# The deepest level of nested types.
 _DEEPEST = 64
 
 
 @dataclass(frozen=True)
 class ConnectType:
-    """Type of Connect: `kind` is Connect's word, `name` the logical type's full name, for example Decimal's, or empty.
+    """Type in a Connect schema, called shape here.
 
-    `scale` and `precision` belong to decimals, `fields` to structs, `items` to arrays and to the values of maps, `keys`
-    to maps.
+    :param kind: Connect's word, such as "int32" or "struct".
+    :param name: the full name of a logical type, such as "org.apache.kafka.connect.data.Decimal", or "".
+    :param scale: for decimals, with `precision`.
+    :param fields: for structs.
+    :param items: the type of an array's items, or of a map's values.
+    :param keys: the type of a map's keys.
     """
 
     kind: str
@@ -38,13 +43,10 @@ class ConnectType:
 
     @property
     def with_numbers(self) -> ConnectType:
-        """Shape with each decimal as a JSON number, as written with `decimal.format=NUMERIC`.
-
-        The shape is equal to this one if it has no decimals.
-        """
+        """The same shape with each decimal as a JSON number, for the converter's `decimal.format=NUMERIC`."""
         if self.logical is not None and self.logical.meaning == "decimal":
             return replace(self, kind=NUMBER, name="")
-        inner = {name: one.with_numbers for name, one in self.fields.items()}
+        inner = {name: shape.with_numbers for name, shape in self.fields.items()}
         return replace(self, fields=inner, items=self.items and self.items.with_numbers)
 
 
@@ -61,7 +63,7 @@ class LogicalType:
     zoned: bool = False
 
 
-# A decimal written as digits, see `ConnectType.with_numbers`. No schema of Connect has this word.
+# The kind of a decimal written as digits, see `ConnectType.with_numbers`. No schema of Connect has this word.
 NUMBER = "number"
 
 _CONNECT = "org.apache.kafka.connect.data."
@@ -81,15 +83,12 @@ LOGICAL = {
     ("int64", f"{_DEBEZIUM}NanoTimestamp"): LogicalType("timestamp", 1),
 }
 
-# Logical types that JSON has as text.
-_TEXTS = {
-    f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"),
-    "io.debezium.data.Uuid": pa.uuid(),
-}
+# The columns' types for logical types that JSON has as text.
+_TEXTS = {f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"), "io.debezium.data.Uuid": pa.uuid()}
 
 
 def parse(text: str) -> ConnectType | None:
-    """Return the shape of a schema, or None if the schema is null or not a schema of Connect."""
+    """Return a schema's shape, or None if the schema is null or invalid."""
     try:
         return _shape(json.loads(text), 0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -98,7 +97,7 @@ def parse(text: str) -> ConnectType | None:
 
 def _shape(schema: Any, depth: int) -> ConnectType | None:
     if schema is None or depth > _DEEPEST:
-        # A type that is nested too deep is left out: its column is decoded by the column's type alone.
+        # Values of a type without a shape, such as a type that is nested too deep, are decoded by the column's type.
         return None
     parameters = schema.get("parameters") or {}
     scale, precision = int(parameters.get("scale", 0)), int(parameters.get("connect.decimal.precision", DECIMAL_DIGITS))
@@ -110,7 +109,7 @@ def _shape(schema: Any, depth: int) -> ConnectType | None:
     return ConnectType(
         kind=str(schema["type"]),
         name=str(schema.get("name") or ""),
-        # Producers write a field with a default, but older records lack the field.
+        # Older records lack a field that was added with a default.
         optional=bool(schema.get("optional")) or "default" in schema,
         scale=scale,
         precision=precision,
@@ -154,7 +153,7 @@ def _logical_type(shape: ConnectType, logical: LogicalType) -> pa.DataType:
     return pa.date32() if logical.meaning == "date" else pa.time64("us")
 
 
-# A struct of an unscaled number and a scale, which differs from value to value.
+# The name of a struct of an unscaled number and a scale, which differs from value to value.
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 _TYPES = {

@@ -1,7 +1,7 @@
 """Placeholders of Debezium for values left out of change events, by type.
 
-PostgreSQL stores large values separately (TOAST), and does not send the values that an update did not touch; nor does
-Oracle send LOBs. The connector's `unavailable.value.placeholder` is the text in their place; its default is
+PostgreSQL stores large values separately (TOAST), and does not send large values that an update did not touch; nor does
+Oracle send such LOBs. In place of the value, the event has the connector's `unavailable.value.placeholder`, by default
 `__debezium_unavailable_value`.
 """
 
@@ -27,7 +27,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.row_buffer import one_array
 
 Mask = npt.NDArray[np.bool_]
-# No signed byte is this number: a null in an array differs from each byte of a placeholder.
+# A number that is no signed byte, in place of a null in an array: it differs from each byte of a placeholder.
 _NO_BYTE = 1 << 9
 
 
@@ -80,7 +80,7 @@ class ValuePlaceholder:
         """
         if t.is_map(kind):
             pairs = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
-            items = [self.of(one.type) if may_be_left_out(one.type) else pa.nulls(1, one.type) for one in pairs]
+            items = [self.of(pair.type) if may_be_left_out(pair.type) else pa.nulls(1, pair.type) for pair in pairs]
             return pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), *items).cast(kind)
         if t.is_list(kind) or t.is_large_list(kind):
             if _is_whole(kind.value_type):
@@ -93,7 +93,9 @@ class ValuePlaceholder:
             return make.from_arrays(ends, values, type=kind)
         if isinstance(kind, pa.BaseExtensionType):
             return pa.ExtensionArray.from_storage(kind, self.of(kind.storage_type))
-        return pa.array([self.text if _is_text(kind) else self.octets if _is_bytes(kind) else self.uuid.bytes], kind)
+        if _is_text(kind):
+            return pa.array([self.text], kind)
+        return pa.array([self.octets if _is_bytes(kind) else self.uuid.bytes], kind)
 
 
 USUAL = ValuePlaceholder()
@@ -124,25 +126,26 @@ def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder =
 
 
 def _left_out_of_many(column: pa.Array, placeholder: ValuePlaceholder) -> Mask:
-    """Return a mask of the left-out arrays or maps: a placeholder as the only element, or its bytes as numbers.
+    """Return a mask of the left-out arrays or maps.
 
-    A map is compared by its only key.
+    A left-out array has the placeholder as its only element, or the placeholder's bytes as numbers. A left-out map has
+    the placeholder as its only key.
     """
-    of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
+    has_numbers = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
-    found = np.zeros(len(column), np.bool_)
-    places = np.flatnonzero(lengths == (len(placeholder.octets) if of_bytes else 1))
+    mask = np.zeros(len(column), np.bool_)
+    places = np.flatnonzero(lengths == (len(placeholder.octets) if has_numbers else 1))
     if not len(places):
-        return found
-    some = column.take(pa.array(places))
-    if of_bytes:
-        values = some.flatten()
+        return mask
+    candidates = column.take(pa.array(places))
+    if has_numbers:
+        values = candidates.flatten()
         numbers = (values.cast(pa.int32()) if t.is_date32(values.type) else values).cast(pa.int64())
         rows = pc.fill_null(numbers, _NO_BYTE).to_numpy().reshape(len(places), len(placeholder.octets))
-        found[places] = (rows == placeholder.numbers).all(axis=1)
+        mask[places] = (rows == placeholder.numbers).all(axis=1)
     else:
-        found[places] = left_out(some.keys if t.is_map(column.type) else some.flatten(), placeholder)
-    return found
+        mask[places] = left_out(candidates.keys if t.is_map(column.type) else candidates.flatten(), placeholder)
+    return mask
 
 
 def _is_in(column: pa.Array, values: pa.Array) -> Mask:
@@ -176,18 +179,18 @@ class UnavailablePolicy:
     """Policy for values left out of change events.
 
     :param placeholder: the text or bytes that the connector writes in place of a value.
-    :param policy: REJECT: the event is bad. NULL: the value is null, and its column's name is noted in the column
-        `NOTE`. None: for a mirror, whose merge puts in the old value; the merge knows only the default placeholder.
+    :param policy: REJECT: the event is bad. NULL: the value is null, and the column `NOTE` has its column's name. None:
+        for a mirror, whose merge keeps the old value in place of the default placeholder.
     """
 
     placeholder: ValuePlaceholder = USUAL
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns except `NOTE`, which `replace_left_out` fills and no event has.
+        """Return the columns except `NOTE`, which no event has.
 
-        A mirror (`policy` is None) has no note: a column of this name is like any other, and stays. Raises
-        InvalidArgument if `NOTE` is not a list of text.
+        For a mirror (`policy` is None), a column of this name is like any other, and stays. Raises InvalidArgument if
+        `NOTE` is not a list of text.
         """
         if self.policy is None or NOTE not in schema.names:
             return schema
@@ -197,65 +200,65 @@ class UnavailablePolicy:
         return pa.schema([field for field in schema if field.name != NOTE])
 
     def replace_left_out(
-        self, schema: pa.Schema, columns: Sequence[pa.Array], parts: Mapping[str, str], wrong: dict[int, str]
+        self, schema: pa.Schema, columns: Sequence[pa.Array], parts: Mapping[str, str], reasons: dict[int, str]
     ) -> list[pa.Array]:
-        """Return all columns of `schema`, with left-out values replaced; add the reasons for bad events to `wrong`.
+        """Return all columns of `schema`, with left-out values replaced; add the reasons of bad events to `reasons`.
 
         A left-out value becomes null, or the default placeholder for a mirror. The column `NOTE`, if the schema has it,
         gets the names of each event's columns with left-out values.
 
         An event with a left-out value is bad if the policy is REJECT; or if the policy is NULL and the schema lacks
         `NOTE`, except for a value in an image. For a mirror, an event is bad if a value is the default placeholder and
-        the connector has another one.
+        the connector has another placeholder.
 
         :param columns: the columns of `without_note(schema)`.
         :param parts: columns for parts of the event, with the event's member for each part.
-        :param wrong: reasons by row.
+        :param reasons: the reasons of bad events, by row.
         """
-        found: dict[str, pa.Array] = {}
+        by_name: dict[str, pa.Array] = {}
         # By row: the names of the row's columns whose values were left out.
-        named: dict[int, list[str]] = {}
+        notes: dict[int, list[str]] = {}
         for field, column in zip(self.without_note(schema), columns, strict=True):
             if (member := parts.get(field.name)) is None:
-                column = self._replaced(field.name, column, named, wrong)
+                column = self._replaced(field.name, column, notes, reasons)
             elif member in ("before", "after"):
-                column = self._image(field.name, column, wrong)
-            found[field.name] = column
+                column = self._image(field.name, column, reasons)
+            by_name[field.name] = column
         has_note = self.policy is not None and NOTE in schema.names
         if self.policy is UnavailableValues.NULL and not has_note:
-            for row, names in named.items():
+            for row, names in notes.items():
                 reason = f"{names[0]}: Debezium left the value out, and the table has no column {NOTE} to note it"
-                wrong.setdefault(row, reason)
+                reasons.setdefault(row, reason)
         if has_note:
             rows = len(columns[0]) if columns else 0
-            found[NOTE] = pa.array([named.get(row) for row in range(rows)], schema.field(NOTE).type)
-        return [found[field.name] for field in schema]
+            by_name[NOTE] = pa.array([notes.get(row) for row in range(rows)], schema.field(NOTE).type)
+        return [by_name[field.name] for field in schema]
 
-    def _image(self, name: str, image: pa.Array, wrong: dict[int, str]) -> pa.Array:
+    def _image(self, name: str, image: pa.Array, reasons: dict[int, str]) -> pa.Array:
         """Return an image of the row with left-out values replaced, as in columns; `NOTE` does not name the fields."""
-        parts = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
-        found = [self._replaced(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
-        return pa.StructArray.from_arrays(found, fields=list(image.type), mask=image.is_null())
+        fields = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
+        columns = [self._replaced(f"{name}.{field.name}", column, {}, reasons) for field, column in fields]
+        return pa.StructArray.from_arrays(columns, fields=list(image.type), mask=image.is_null())
 
-    def _replaced(self, name: str, column: pa.Array, named: dict[int, list[str]], wrong: dict[int, str]) -> pa.Array:
-        # Returns a column with left-out values replaced; `named` gets the name for each row, `wrong` the reason.
+    def _replaced(self, name: str, column: pa.Array, notes: dict[int, list[str]], reasons: dict[int, str]) -> pa.Array:
+        """Return a column with left-out values replaced; add its name to `notes`, and the reasons to `reasons`."""
         if not may_be_left_out(column.type):
             return column
         if self.policy is None:
-            return self._for_merge(name, column, wrong)
+            return self._for_merge(name, column, reasons)
         mask = left_out(column, self.placeholder)
         for row in np.flatnonzero(mask).tolist():
-            named.setdefault(row, []).append(name)
+            notes.setdefault(row, []).append(name)
             if self.policy is UnavailableValues.REJECT:
-                wrong.setdefault(row, f"{name}: Debezium left the value out, since the update did not touch it")
+                reasons.setdefault(row, f"{name}: Debezium left the value out, since the update did not touch it")
         return column.take(pa.array(np.arange(len(column)), mask=mask)) if mask.any() else column
 
-    def _for_merge(self, name: str, column: pa.Array, wrong: dict[int, str]) -> pa.Array:
-        # Any text may be the connector's value: only with the default placeholder are both the same.
+    def _for_merge(self, name: str, column: pa.Array, reasons: dict[int, str]) -> pa.Array:
+        """Return a column with the default placeholder for left-out values: the merge knows no other placeholder."""
         if self.placeholder == USUAL:
             return column
         for row in np.flatnonzero(left_out(column)).tolist():
-            wrong.setdefault(row, f"{name}: has {USUAL.text}, which is not the connector's placeholder")
+            reasons.setdefault(row, f"{name}: has {USUAL.text}, which is not the connector's placeholder")
         mask: Mask = left_out(column, self.placeholder)
         if not mask.any():
             return column

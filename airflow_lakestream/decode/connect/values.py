@@ -1,6 +1,7 @@
 """Values of logical types in Connect's JSON, from numbers and base64 to the columns' types.
 
-JSON is first decoded with the written types; the written values are then converted to the columns, exactly.
+JSON is first decoded into the types that the converter writes (`written`), then exactly converted to the columns' types
+(`fitted`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from airflow_lakestream.tables.schema.value_ranges import (
     is_time_out_of_range,
 )
 
-# Numbers of Debezium 3.2 for PostgreSQL's infinite dates, from a snapshot and from the stream; the numbers overflow.
+# Overflowed numbers of Debezium 3.2 for PostgreSQL's dates infinity and -infinity, each from a snapshot and the stream.
 _DATES = ({-622191234, -2147472692}, {-625821272, -2147472691})
-# More digits of an exponent would make a text of any length.
+# A JSON number; with more digits of the exponent, the text without an exponent could have any length.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
-# PostgreSQL has no earlier timestamp; a lower number is a number above 2**63 after an overflow.
+# In microseconds: PostgreSQL has no earlier timestamp; a lower number is a number above 2**63 after an overflow.
 _EARLIEST = -211_000_000_000_000_000
 # Debezium's -infinity, and its +infinity, which is less far from 0.
 _MINUS_INFINITY = -9_223_372_036_832_400_000
@@ -43,26 +44,23 @@ _PLUS_INFINITY = 9_223_372_036_825_200_000
 
 
 def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
-    """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity.
-
-    Only dates and timestamps have such numbers.
-    """
+    """Return masks of the dates or timestamps for infinity, even after an overflow, and for -infinity."""
     if logical.meaning == "date":
         plus, minus = (np.isin(values, list(numbers)) for numbers in _DATES)
         return plus, minus
     if logical.meaning != "timestamp":
-        nothing = np.zeros(len(values), np.bool_)
-        return nothing, nothing
+        none = np.zeros(len(values), np.bool_)
+        return none, none
     units_per_millisecond = 1_000_000 // logical.nanos
-    micros = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
-    earliest, minus_infinity, plus_infinity = (one // 1000 * units_per_millisecond for one in micros)
+    bounds = (_EARLIEST, _MINUS_INFINITY, _PLUS_INFINITY)
+    earliest, minus_infinity, plus_infinity = (micros // 1000 * units_per_millisecond for micros in bounds)
     minus = values == minus_infinity
     # A number before the earliest timestamp is +infinity after an overflow.
     return ((values < earliest) & ~minus) | (values >= plus_infinity), minus
 
 
 def settled(values: Integers, logical: LogicalType, policy: OutOfRange) -> Integers:
-    """Return numbers moved into the range of dates or times, or unchanged numbers if the policy is to reject.
+    """Return the numbers moved into the range of dates or times, or unchanged if the policy is to reject.
 
     Infinity becomes the last value of the range, -infinity the first.
     """
@@ -78,9 +76,9 @@ def replaced(
 ) -> pa.Array:
     """Return a column with the policy's values for the numbers that were out of range.
 
-    :param column: made of the numbers in `settled`.
+    :param column: the column of the numbers in `settled`.
     :param values: the numbers as written.
-    :param settled: the numbers moved into the range, see the function `settled`.
+    :param settled: the numbers moved into the range by the function `settled`.
     """
     moved = settled != values
     if policy is OutOfRange.NULL:
@@ -94,6 +92,7 @@ def replaced(
 
 
 def _bounds(logical: LogicalType) -> tuple[int, int]:
+    """Return the first and the last number in the range of a date, time or timestamp, in the type's unit."""
     if logical.meaning == "date":
         return MIN_DAY, MAX_DAY
     low, high = (0, MICROS_PER_DAY - 1) if logical.meaning == "time" else (MIN_MICROS, MAX_MICROS)
@@ -109,14 +108,17 @@ VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.binary())])
 def fitted_text(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
-    """Return values of a logical type as text; a decimal with a scale of its own may become a decimal instead."""
-    # Raises Unfit if no value can fit; a value that does not fit is null, and `reasons` gets the reason for its row.
+    """Return values of a logical type as text; a decimal with a scale of its own may become a decimal instead.
+
+    Raises Unfit if no value can fit. A value that does not fit is null, and its row gets a reason in `reasons`.
+    """
     if shape.name == VARIABLE_DECIMAL:
-        texts = [None if one is None else decimal_text(one["value"], one["scale"]) for one in values.to_pylist()]
+        decimals = values.to_pylist()
+        texts = [None if value is None else decimal_text(value["value"], value["scale"]) for value in decimals]
         return pa.array(texts, kind) if t.is_string(kind) else _decimals(texts, kind, path, owners, reasons)
-    assert shape.logical is not None, "only values of logical types are written otherwise"
+    assert shape.logical is not None, "only values of logical types are written in another type"
     if shape.logical.meaning == "decimal":
-        texts = [None if one is None else decimal_text(one, shape.scale) for one in values.to_pylist()]
+        texts = [None if value is None else decimal_text(value, shape.scale) for value in values.to_pylist()]
         return pa.array(texts, kind)
     return pa.array(times(values, shape.logical), kind, mask=values.is_null().to_numpy(zero_copy_only=False))
 
@@ -128,33 +130,33 @@ def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, rea
 
     :param owners: the row of each number.
     """
-    made: list[str | None] = []
+    texts: list[str | None] = []
     for text, owner in zip(numbers.to_pylist(), owners.tolist(), strict=True):
         is_number = text is None or _NUMBER.fullmatch(text)
-        made.append(f"{Decimal(text):f}" if text is not None and is_number else None)
+        texts.append(f"{Decimal(text):f}" if text is not None and is_number else None)
         if not is_number:
             reasons.setdefault(owner, f"{path}: {quoted(text)} is not a decimal")
-    return pa.array(made, kind)
+    return pa.array(texts, kind)
 
 
 def _decimals(
     texts: list[str | None], kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
-    # A text that the column can't represent exactly is null, and its row gets a reason.
+    """Return texts as decimals; a text that the column can't represent exactly is null, and its row gets a reason."""
     if not t.is_decimal128(kind):
         raise Unfit(f"{path}: a decimal can't become {kind}")
-    coerce, made = field_coercer(pa.field(path, kind), fail_unknown=False), list[Any]()
+    coerce, decimals = field_coercer(pa.field(path, kind), fail_unknown=False), list[Any]()
     for text, owner in zip(texts, owners.tolist(), strict=True):
         try:
-            made.append(coerce(text))
+            decimals.append(coerce(text))
         except Misfit as misfit:
             reasons.setdefault(owner, f"{path}: {misfit.problem}")
-            made.append(None)
-    return pa.array(made, kind)
+            decimals.append(None)
+    return pa.array(decimals, kind)
 
 
 def times(values: pa.Array, logical: LogicalType) -> Any:
-    """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp or a date infinite.
+    """Return dates, times or timestamps in ISO 8601; a time may be 24:00, a timestamp or a date infinite.
 
     The text for a null has no meaning.
     """
@@ -165,24 +167,25 @@ def times(values: pa.Array, logical: LogicalType) -> Any:
         unit = {1: "ns", 1_000: "us", 1_000_000: "ms"}[logical.nanos]
         moments = np.datetime_as_string(numbers.astype(f"M8[{unit}]")).astype(object)
         if logical.meaning == "timestamp":
-            texts = np.array([f"{one}Z" for one in moments], object) if logical.zoned else moments
+            texts = np.array([f"{moment}Z" for moment in moments], object) if logical.zoned else moments
         else:
-            end = MICROS_PER_DAY * 1000 // logical.nanos
-            texts = np.array([one.partition("T")[2] for one in moments], object)
-            texts = np.where(numbers == end, np.array([f"24:00:00{one[8:]}" for one in texts], object), texts)
-    # numpy pads a year below 0 to three digits.
-    texts = np.array([f"-0{one[1:]}" if re.match(r"-\d{3}-", one) else one for one in texts], object)
+            end_of_day = MICROS_PER_DAY * 1000 // logical.nanos
+            texts = np.array([moment.partition("T")[2] for moment in moments], object)
+            late_texts = np.array([f"24:00:00{text[8:]}" for text in texts], object)
+            texts = np.where(numbers == end_of_day, late_texts, texts)
+    # numpy pads a year below 0 only to three digits.
+    texts = np.array([f"-0{text[1:]}" if re.match(r"-\d{3}-", text) else text for text in texts], object)
     plus, minus = infinite(numbers, logical)
     return np.where(plus, "infinity", np.where(minus, "-infinity", texts))
 
 
-# The lanes here only collect failures: the values are numbers already, and no bytes are read.
+# The bytes of lanes that only collect failures: the values are numbers already, and no bytes are read.
 _NO_BYTES = np.zeros(64, np.uint8)
 _SINGLE = ("float", "float32")
 
 
 class BatchRows:
-    """Rows of a batch: `reasons` of the bad rows, the numbers of `all` rows, and the policies for times."""
+    """Rows of a batch: the `reasons` of bad rows by number, the numbers of `all` rows, and the policies for times."""
 
     def __init__(self, count: int, out_of_range: OutOfRange, finer: TimestampsFiner) -> None:
         self.out_of_range, self.finer = out_of_range, finer
@@ -191,21 +194,21 @@ class BatchRows:
 
 
 def written(shape: ConnectType | None, kind: pa.DataType) -> pa.DataType:
-    """Return the type for decoding JSON, for a column of type `kind`; values of this type go into `fitted`.
+    """Return the type into which JSON is decoded for a column of type `kind`; `fitted` converts from this type.
 
     The type is `kind` itself if JSON has the column's values in the usual form.
 
-    :param shape: type of the values in the schema; None if unknown.
+    :param shape: the values' type in the record's schema; None if unknown.
     """
     if shape is None:
         return kind
     if (logical := shape.logical) is not None:
         return _written_as(logical, kind)
     if shape.kind == NUMBER and t.is_string(kind):
-        # A type other than the column's, since digits may be written with an exponent.
+        # Another type than the column's, so that `fitted` converts the texts: digits may have an exponent.
         return pa.large_string()
     if shape.kind in _SINGLE and t.is_float64(kind):
-        # The shortest digits of a float are another number as a double: the float's value counts.
+        # The shortest digits of a float are not its exact value, which the double must have.
         return pa.float32()
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
         return VARIABLE
@@ -220,18 +223,18 @@ def written(shape: ConnectType | None, kind: pa.DataType) -> pa.DataType:
 
 
 def written_field(shape: ConnectType | None, field: pa.Field) -> pa.Field:
-    """Return the field for decoding JSON; see `written`."""
+    """Return a field with the type of `written`."""
     return field.with_type(written(shape, field.type))
 
 
 def _written_as(logical: LogicalType, kind: pa.DataType) -> pa.DataType:
-    # Returns the type for base64 or for numbers; or `kind`, if the column is of another type than the values' meaning.
+    """Return the type for base64 or numbers; or `kind` if the column's type is not the values' logical type."""
     if logical.meaning == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
         return pa.binary()
     if t.is_string(kind):
         return pa.int64()
-    meant = {"date": t.is_date32, "time": t.is_time64, "timestamp": t.is_timestamp}.get(logical.meaning)
-    return pa.int64() if meant is not None and meant(kind) else kind
+    is_type = {"date": t.is_date32, "time": t.is_time64, "timestamp": t.is_timestamp}.get(logical.meaning)
+    return pa.int64() if is_type is not None and is_type(kind) else kind
 
 
 def fitted(
@@ -242,7 +245,7 @@ def fitted(
     A value that does not fit makes its row bad, unless the policy for values out of range replaces the value.
 
     :param path: the field's path, for the reasons.
-    :param owners: the row of each value.
+    :param owners: the number of each value's row.
     :param rows: the policies; the reasons of bad rows are added.
 
     Raises Unfit if no value can fit.
@@ -254,7 +257,7 @@ def fitted(
     if t.is_string(kind) or shape.name == VARIABLE_DECIMAL:
         return fitted_text(values, shape, kind, path, owners, rows.reasons)
     if t.is_struct(kind):
-        # Values below a NULL are not converted: any value may be there.
+        # flatten() makes the children of a null struct null: without it, any value may be there.
         children = [
             fitted(child, shape.fields.get(field.name), field.type, f"{path}.{field.name}", owners, rows)
             for child, field in zip(values.flatten(), kind, strict=True)
@@ -268,48 +271,46 @@ def fitted(
 def _fitted_items(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
-    # Only arrays and maps that are not null have items; `inside` has the row of each item.
-    there = values.is_valid().to_numpy(zero_copy_only=False)
-    dense = values.filter(pa.array(there))
+    """Return arrays or maps with their items converted; null has no items."""
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    dense = values.filter(pa.array(is_valid))
     lengths = np.diff(dense.offsets.to_numpy().astype(np.int64))
     first, last = dense.offsets[0].as_py(), dense.offsets[-1].as_py()
-    inside = np.repeat(owners[there], lengths)
+    item_owners = np.repeat(owners[is_valid], lengths)
     if t.is_map(kind):
-        items = fitted(dense.items[first:last], shape.items, kind.item_type, f"{path}{{}}", inside, rows)
+        items = fitted(dense.items[first:last], shape.items, kind.item_type, f"{path}{{}}", item_owners, rows)
         pairs = pa.StructArray.from_arrays([dense.keys[first:last], items], names=["key", "value"])
-        made = map_array(pairs, lengths, kind)
-    else:
-        items = fitted(dense.values[first:last], shape.items, kind.value_type, f"{path}[]", inside, rows)
-        made = list_array(items, lengths, kind)
-    return _spread(made, there)
+        return _spread(map_array(pairs, lengths, kind), is_valid)
+    items = fitted(dense.values[first:last], shape.items, kind.value_type, f"{path}[]", item_owners, rows)
+    return _spread(list_array(items, lengths, kind), is_valid)
 
 
 def _fitted_leaf(
     values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
-    # Unless the policy is to reject, numbers out of range are moved into the range before the fit.
+    """Return scalars of a logical type, converted; numbers out of range are first moved into it, by the policy."""
     if (logical := shape.logical) is None:
         return values.cast(kind)
-    there = values.is_valid().to_numpy(zero_copy_only=False)
-    dense, places = values.filter(pa.array(there)), owners[there]
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    dense, dense_owners = values.filter(pa.array(is_valid)), owners[is_valid]
     count = len(dense)
     lanes = ByteLanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
-    fit = _fit(logical, shape, kind, path, rows.finer)
+    convert = _converter(logical, shape, kind, path, rows.finer)
     if logical.meaning == "decimal":
-        made = fit(lanes, dense)
+        converted = convert(lanes, dense)
     else:
         numbers = dense.to_numpy()
         in_range = settled(numbers, logical, rows.out_of_range)
-        made = replaced(fit(lanes, in_range), numbers, in_range, logical, rows.out_of_range)
+        converted = replaced(convert(lanes, in_range), numbers, in_range, logical, rows.out_of_range)
     for lane in np.flatnonzero(lanes.failure).tolist():
         reason = lanes.reasons[lanes.failure[lane]]
         if is_time_out_of_range(reason):
             reason = f"{reason}: {times(dense.slice(lane, 1), logical)[0]}"
-        rows.reasons.setdefault(int(places[lane]), reason)
-    return _spread(made, there)
+        rows.reasons.setdefault(int(dense_owners[lane]), reason)
+    return _spread(converted, is_valid)
 
 
-def _fit(
+def _converter(
     logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str, finer: TimestampsFiner
 ) -> leaves.Converter:
     if logical.meaning == "decimal":
@@ -321,8 +322,8 @@ def _fit(
     return leaves.timestamps(kind, path, logical.nanos, zoned=logical.zoned, finer=finer)
 
 
-def _spread(dense: pa.Array, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
+def _spread(dense: pa.Array, is_valid: Mask) -> pa.Array:
     """Return the values of `dense` at the positions of the mask, and null elsewhere."""
-    if there.all():
+    if is_valid.all():
         return dense
-    return dense.take(pa.array(np.cumsum(there) - 1, mask=~there))
+    return dense.take(pa.array(np.cumsum(is_valid) - 1, mask=~is_valid))

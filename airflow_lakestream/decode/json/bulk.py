@@ -1,6 +1,6 @@
-"""Bulk parsing of JSON documents by Arrow's JSON reader, with the results of the path for single documents.
+"""Bulk parsing of JSON documents by Arrow's JSON reader, with the same results as for single documents.
 
-In doubt, NotInBulk is raised, and the caller goes on with smaller pieces, in the end one by one.
+In doubt, NotInBulk is raised, and the caller parses smaller pieces, in the end single documents.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
-# Digits searched ahead of an exponent. A number with more digits counts as small.
-_LONGEST = 24
+# The most digits that are searched ahead of an exponent. A number with more digits counts as small.
+_MOST_DIGITS = 24
 _E, _DIGIT, _POINT, _MINUS, _PLUS, _LOWER = ord("e"), ord("0"), ord("."), ord("-"), ord("+"), 0x20
-# Bytes that are searched together: they stay in the cache with the results.
+# Bytes that are searched together, few enough to stay in the processor's cache with the results.
 _PIECE = 1 << 16
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 # Bytes that may be ahead of a number.
@@ -37,8 +37,8 @@ _AHEAD[list(b":,[ \t\r\n")] = True
 class SmallNumbers:
     """Search for numbers that a column's type may turn into 0 or round.
 
-    The search finds numbers with a negative exponent of `digits` digits, or with `zeros` zeros in a row. Other numbers
-    are at least 1e-199, or 1e-39 for 32 bits; any number with such an exponent counts as small.
+    A number counts as small if it has a negative exponent of `digits` digits, or `zeros` zeros in a row. All other
+    numbers are at least 1e-199, or 1e-39 for 32 bits.
 
     :param any_digits: all digits count as zeros, and all exponents as negative exponents.
     """
@@ -48,45 +48,50 @@ class SmallNumbers:
     any_digits: bool = False
 
     def may_be_in(self, joined: pa.Buffer) -> bool:
-        """Return whether documents may contain a small number; some documents without one are found, too."""
+        """Return whether documents may contain a small number; true also for some documents without a small number."""
         text, zeros = np.frombuffer(joined, np.uint8), b"0" * self.zeros
-        found = []
+        exponents = []
         for start in range(0, len(text), _PIECE):
             piece = text[start : start + _PIECE + self.zeros]
             if zeros in (piece.tobytes().translate(_AS_ZEROS) if self.any_digits else piece.tobytes()):
                 return True
-            found.append(np.flatnonzero(((piece[:-1] | _LOWER) == _E) & self._may_follow(piece[1:])) + start)
-        return self._end_numbers(text, np.concatenate(found))
+            exponents.append(np.flatnonzero(((piece[:-1] | _LOWER) == _E) & self._may_follow(piece[1:])) + start)
+        return self._end_numbers(text, np.concatenate(exponents))
 
-    def _may_follow(self, some: Bytes) -> Mask:
-        is_minus: Mask = some == _MINUS
-        return is_minus | (some == _PLUS) | _is_digit(some) if self.any_digits else is_minus
+    def _may_follow(self, following: Bytes) -> Mask:
+        """Return a mask of the bytes that may follow the `e` of a number with an exponent to search."""
+        is_minus: Mask = following == _MINUS
+        return is_minus | (following == _PLUS) | _is_digit(following) if self.any_digits else is_minus
 
-    def _end_numbers(self, text: Bytes, letter: Integers) -> bool:
-        """Return whether a letter is the `e` of a number with a large exponent; UUIDs have the letter, too."""
-        digits = letter + np.where(_is_digit(text[letter + 1]), 1, 2)
+    def _end_numbers(self, text: Bytes, letters: Integers) -> bool:
+        """Return whether one of the letters `e` is in a number with a large exponent: texts have the letter, too."""
+        digits = letters + np.where(_is_digit(text[letters + 1]), 1, 2)
         first, second, third = (text[np.minimum(digits + ahead, len(text) - 1)] for ahead in (0, 1, 2))
-        large = _is_digit(second) & ((first != _DIGIT) & (self.digits == 2) | _is_digit(third))
-        last = letter[_is_digit(text[letter - 1]) & _is_digit(first) & large] - 1
-        for _ in range(_LONGEST):
-            if not len(last):
+        is_large = _is_digit(second) & ((first != _DIGIT) & (self.digits == 2) | _is_digit(third))
+        # Walk back over the digits ahead of the letter: a number has a comma, a colon, or the like ahead.
+        places = letters[_is_digit(text[letters - 1]) & _is_digit(first) & is_large] - 1
+        for _ in range(_MOST_DIGITS):
+            if not len(places):
                 return False
-            here = text[last]
-            inside = _is_digit(here) | (here == _POINT)
-            first = last[~inside]
-            if (_AHEAD[text[first]] | ((text[first] == _MINUS) & _AHEAD[text[first - 1]])).any():
+            byte = text[places]
+            is_inside = _is_digit(byte) | (byte == _POINT)
+            ahead_of_digits = places[~is_inside]
+            before = text[ahead_of_digits]
+            if (_AHEAD[before] | ((before == _MINUS) & _AHEAD[text[ahead_of_digits - 1]])).any():
                 return True
-            last = last[inside] - 1
-        return bool(len(last))
+            places = places[is_inside] - 1
+        return bool(len(places))
 
 
-def _is_digit(some: Bytes) -> Mask:
-    return some - np.uint8(_DIGIT) <= 9
+def _is_digit(characters: Bytes) -> Mask:
+    # Bytes are unsigned: a character below the digit 0 becomes a large number.
+    return characters - np.uint8(_DIGIT) <= 9
 
 
 _DOUBLES = SmallNumbers(3, 100)
 _SINGLES = SmallNumbers(2, 20)
-# With 29 digits on either side of the point, and an exponent of one, 76 digits hold the number in each scale up to 38.
+# A number with at most 29 digits on either side of the point, and an exponent of one digit, fits 76 digits in each
+# scale up to 38.
 _DECIMALS = SmallNumbers(2, 30, any_digits=True)
 _DECIMALS_AND_SINGLES = SmallNumbers(2, 20, any_digits=True)
 
@@ -103,13 +108,15 @@ def small_numbers(types: Iterable[pa.DataType]) -> SmallNumbers | None:
 
 
 def _leaves(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types without inner types in a type."""
     if not kind.num_fields:
         return [kind]
-    return [leaf for at in range(kind.num_fields) for leaf in _leaves(kind.field(at).type)]
+    return [leaf for index in range(kind.num_fields) for leaf in _leaves(kind.field(index).type)]
 
 
-# Arrow's reader takes blocks of less than 2 GiB.
+# The most bytes of a block: Arrow's reader takes less than 2 GiB.
 _MAX_BYTES = 1 << 30
+# The bytes of a copy that is searched for a newline.
 _LOOK = 1 << 16
 
 _JSON_SPACE = b" \t\r\n"
@@ -117,7 +124,7 @@ _NOT_JSON_NUMBER = re.compile(rb"(?:Inf|Infinity|NaN)[ \t\r]*[,}\]]")
 
 
 class NotInBulk(Exception):
-    """A signal: the piece can't be proven right in bulk."""
+    """A piece of a batch can't be proven right in bulk."""
 
 
 class BulkParser:
@@ -125,7 +132,7 @@ class BulkParser:
 
     :param ignore_unknown: fields without a column are skipped; otherwise they raise NotInBulk.
     :param within: the members in which fields without a column have to be null; other members may have any fields. By
-        default, `ignore_unknown` alone decides.
+        default, `ignore_unknown` decides for the whole document.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -142,7 +149,7 @@ class BulkParser:
         self._requires = any(not field.nullable for field in schema)
         self._small = small_numbers(schema.types)
         raw = pa.schema([pa.field(field.name, transport_type(field.type)) for field in schema])
-        # Fields without a column are read with an inferred type, so that no field of a watched member goes unread.
+        # With `within`, fields without a column are read with an inferred type: they are checked afterwards.
         behaviours = ["infer"] if within else ["error", "ignore"] if ignore_unknown else ["error"]
         self._options = [
             pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior=behaviour) for behaviour in behaviours
@@ -163,12 +170,12 @@ class BulkParser:
             raise NotInBulk(str(error)) from None
 
     def _join(self, values: pa.Array) -> pa.Buffer:
-        """Return the values as lines; n rows read from n lines are then a row of each value.
+        """Return the values as lines, in a form for which n rows read from n lines are one row of each value.
 
-        Each line begins with `{` and ends with `}`, so a newline between two lines is between `}` and `{`: no string
-        may contain it, and nowhere else inside a document may `}` and `{` meet. Every line then has whole documents, at
-        least one, and n rows of n lines are one each. The input begins with an object, too: the reader crashes if it
-        begins with `null`.
+        Each line begins with `{` and ends with `}`, so each newline between lines is between `}` and `{`. No string may
+        contain a newline, and inside a document `}` is never next to `{`. So each line has whole documents, and at
+        least one; if the reader finds n documents in n lines, each line has one. The input must begin with an object:
+        the reader crashes if the input begins with `null`.
         """
         lines = values
         if lines.null_count:
@@ -204,7 +211,7 @@ class BulkParser:
         if self._within and _has_odd_number(joined.to_pybytes()):
             raise NotInBulk("an invalid number in a member that is not read")
         for index, options in enumerate(self._options):
-            # The first try accepts no unknown field, so nothing goes unread. The reader does not check skipped parts.
+            # The first try accepts no unknown field, so all is read. The second skips unknown fields unchecked.
             if index and not _skippable(joined, values):
                 raise NotInBulk("unknown fields that can't be skipped unseen")
             try:
@@ -221,12 +228,14 @@ class BulkParser:
 
 
 def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
-    """Check that unknown fields in a column are all null, as read by inference. Raises NotInBulk."""
+    """Check that all fields without a column, read with inferred types, are null. Raises NotInBulk.
+
+    :param kind: the column's type, without these fields.
+    """
     if t.is_struct(kind):
-        known = set(kind.names)
-        for at, field in enumerate(column.type):
-            inner = pc.struct_field(column, [at])
-            if field.name in known:
+        for index, field in enumerate(column.type):
+            inner = pc.struct_field(column, [index])
+            if field.name in kind.names:
                 _check_known(inner, kind.field(field.name).type)
             elif inner.null_count < len(inner):
                 raise NotInBulk("unknown fields")
@@ -236,15 +245,15 @@ def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
 
 def _zeros(array: pa.Array) -> Mask:
     """Return a mask of the rows with a floating point 0; a 0 anywhere in a column of lists marks all rows."""
-    kind, found = array.type, np.zeros(len(array), np.bool_)
+    kind, mask = array.type, np.zeros(len(array), np.bool_)
     if t.is_floating(kind):
         return np.asarray(pc.equal(array, pa.scalar(0, kind)).fill_null(False))
     if t.is_struct(kind):
         for member in array.flatten():
-            found |= _zeros(member)
+            mask |= _zeros(member)
     elif t.is_list(kind):
-        found |= _zeros(array.flatten()).any()
-    return found
+        mask |= _zeros(array.flatten()).any()
+    return mask
 
 
 def _as_lines(lines: pa.Array) -> pa.Buffer | None:
@@ -269,13 +278,13 @@ def _pieces(lines: pa.Array) -> Iterator[bytes]:
         return
     ends = memoryview(offsets).cast("i")
     first, last = ends[lines.offset], ends[lines.offset + len(lines)]
-    # Python searches for a byte only in bytes objects of its own. Small copies stay in the cache and cost little.
+    # Python can only search its own bytes objects for a byte. Small copies stay in the processor's cache.
     for start in range(first, last, _LOOK):
         yield data.slice(start, min(_LOOK, last - start)).to_pybytes()
 
 
 def _on_one_line(value: bytes) -> bytes:
-    # Outside strings a CR is as good as a newline, and inside them both are invalid.
+    # Outside of strings a CR means the same as a newline, and inside of strings both are invalid.
     return value.strip(_JSON_SPACE).replace(b"\n", b"\r")
 
 
@@ -294,7 +303,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for reading a column; `fit` makes the column's own type of it. Raises NotInBulk."""
+    """Return the type in which Arrow reads a column; `fit` converts to the column's own type. Raises NotInBulk."""
     if t.is_struct(kind):
         # Nullable throughout: the reader fails on a missing required field even if the struct around it is null.
         return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
@@ -310,7 +319,7 @@ def transport_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent: pa.Array | None = None) -> pa.Array:
-    """Return a column in the schema's type, after checks of all rules unknown to the reader.
+    """Return a column in the schema's type, after the checks that Arrow's reader does not make.
 
     :param parent: the structs around the column; null inside a null struct is not a missing value.
 
@@ -334,9 +343,9 @@ def fit(array: pa.Array, kind: pa.DataType, finer: TimestampsFiner = TimestampsF
         if t.is_large_list(kind):
             offsets, maker = offsets.cast(pa.int64()), pa.LargeListArray
         return maker.from_arrays(offsets, values, type=kind, mask=array.is_null())
-    for matches, fit in _FITS:
-        if matches(kind):
-            return fit(texts_for(finer, array, kind), kind)
+    for is_kind, fit_kind in _FITS:
+        if is_kind(kind):
+            return fit_kind(texts_for(finer, array, kind), kind)
     return array.cast(kind)
 
 
@@ -356,7 +365,7 @@ def _fit_date(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Arrow has no cast from text to a time, and its date-times may end after the hour.
+    # Arrow has no cast from text to a time, only to a date-time, which may have no minutes.
     if pc.any(pc.less(pc.binary_length(array), len("00:00"))).as_py():
         raise NotInBulk("a time without minutes")
     instants = pc.binary_join_element_wise(pa.scalar("1970-01-01"), array, "T").cast(pa.timestamp("us"))
@@ -369,8 +378,8 @@ def exact_up_to(kind: pa.DataType) -> float:
 
 
 def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Only the text shows whether a larger number was an integer. NaN and infinity, which the reader accepts, are not
-    # smaller either.
+    # Only the text shows whether a larger number was an integer. The check also excludes NaN and infinity, which the
+    # reader accepts.
     if not pc.all(pc.less(pc.abs(array), pa.scalar(exact_up_to(kind), kind)), min_count=0).as_py():
         raise NotInBulk("a number whose text has to be looked at")
     return array

@@ -1,4 +1,4 @@
-"""Rules for fields of JSON documents as columns, the same for a new table and for added columns."""
+"""Rules for the fields of JSON documents that become columns, of a new table or of a table that grows."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.values.outcome import quoted
 
-# More columns than anybody reads come from keys that are data: names of users, ids, dates.
+# The most columns: more would result from keys that are data, such as names of users, ids or dates.
 MOST_COLUMNS = 1_000
+# The deepest level of a column.
 DEEPEST = 16
-# Some catalog or engine refuses longer names.
+# The most characters of a name: some catalogs and engines refuse longer names.
 LONGEST_NAME = 255
 METADATA_PREFIX = "_kafka_"
 _CONTROL = frozenset([*map(chr, range(32)), "\x7f"])
 
 
 class FieldRefused(Exception):
-    """Error: the values of a field can't be a column; the text has the reason."""
+    """The values of a field can't be a column; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class NameRules:
-    """Rules for names of columns, and for text as times.
+    """Rules for names of columns, and for texts that become times.
 
-    :param reserved: names of columns with values from elsewhere, in lower case.
+    :param reserved: names of columns for other values, such as keys, in lower case.
     :param characters: characters that no name may have.
-    :param taken: names of columns reserved by readers of the table, in lower case.
+    :param taken: names that the table's readers reserve, in lower case.
     :param renamed: names of fields with renamed columns; the new names are checked separately.
-    :param finer: treatment of times finer than microseconds; if cut, a text with such a time is a time.
-    :param prefixes: starts of names, in lower case, that are kept for the table's own columns.
+    :param finer: treatment of times finer than microseconds; a text with such a time is a time only if times are cut.
+    :param prefixes: beginnings of names, in lower case, that are for the table's own columns only.
     """
 
     reserved: frozenset[str] = frozenset()
@@ -63,8 +64,8 @@ class NameRules:
             return "its name has a control character"
         if bad := sorted(set(self.characters).intersection(name)):
             return f"a Delta table takes no {bad[0]!r} in a name"
-        if top and (kept := [one for one in self.prefixes if name.lower().startswith(one)]):
-            return f"names that begin with {kept[0]} are kept for metadata columns"
+        if top and (own := [prefix for prefix in self.prefixes if name.lower().startswith(prefix)]):
+            return f"names that begin with {own[0]} are kept for metadata columns"
         if top and name.lower() in self.reserved:
             return "a column of this name is filled with something else"
         if top and name.lower() in self.taken:
@@ -78,7 +79,11 @@ USUAL = NameRules()
 
 @dataclass
 class NewColumnNames:
-    """Paths of the columns, in lower case; `refused` has the reasons against further fields, by path."""
+    """Names of a table's columns, with the names that are added.
+
+    :param taken: the paths of all columns and inner fields, in lower case.
+    :param refused: the reasons against further fields, by path.
+    """
 
     rules: NameRules
     taken: set[str] = field(default_factory=set)
@@ -92,8 +97,8 @@ class NewColumnNames:
     def take(self, name: str, path: tuple[str, ...], siblings: dict[str, str]) -> None:
         """Add a field as a column. Raises FieldRefused if the rules, a sibling or another column exclude the field.
 
-        :param path: path to the field, without the field's name, lists and maps included.
-        :param siblings: the names of the columns next to the field, by the same names in lower case.
+        :param path: path of the object around the field, with the steps of lists and maps.
+        :param siblings: the names of the columns next to the field, by name in lower case.
         """
         own = ".".join((*path, name))
         if (problem := self.rules.problem(name, top=not path)) is not None:
@@ -117,8 +122,8 @@ class NewColumnNames:
 
 def _paths(fields: Iterable[pa.Field], path: str) -> Iterable[str]:
     """Yield the paths of the fields and of all inner fields, in Iceberg's form, in lower case."""
-    for one in fields:
-        kind, own = one.type, path + one.name.lower()
+    for column in fields:
+        kind, own = column.type, path + column.name.lower()
         yield own
         if t.is_struct(kind):
             yield from _paths(kind, f"{own}.")

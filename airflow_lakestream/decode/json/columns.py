@@ -22,16 +22,20 @@ from airflow_lakestream.decode.lanes.lanes import Integers, Mask, Words
 from airflow_lakestream.decode.lanes.spans import TextBuffer, leading
 from airflow_lakestream.decode.values.outcome import Misfit
 
-# Integers below 2**53, divided by such a power, are rounded once: any parser returns the same number.
+# The most digits of a fast number: an integer of 15 digits, divided by a power of 10 up to 10**15, is rounded only
+# once, so that the result is the same as of any parser.
 _MOST_DIGITS = 15
-_SAMPLE = 32
 _POWERS = 10 ** np.arange(_MOST_DIGITS + 1, dtype=np.int64)
+# The texts whose length is looked at.
+_SAMPLE = 32
 
 _MINUS, _POINT, _ZERO = b"-.0"
 _ZEROS = np.uint64(0x3030303030303030)
 _ABOVE_NINE = np.uint64(0x7676767676767676)
 _HIGH = np.uint64(0x8080808080808080)
 _EIGHT, _BYTE, _ONES = np.uint64(8), np.uint64(0xFF), np.uint64(0xFFFFFFFFFFFFFFFF)
+# Mask, factor and shift of each step from eight digits in a word to their number: pairs of digits become numbers below
+# 100, pairs of these numbers below 10,000, and so on.
 _STEPS = (
     (np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(2561), np.uint64(8)),
     (np.uint64(0x00FF00FF00FF00FF), np.uint64(6553601), np.uint64(16)),
@@ -65,7 +69,7 @@ def doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.N
     """
     sample = slice(None, None, 1 + len(starts) // _SAMPLE)
     if np.median(stops[sample] - starts[sample]) > _MOST_DIGITS + 2:
-        # Random numbers are written this way: too many digits.
+        # Most numbers have too many digits, as computed numbers have: the fast path would be for few of them.
         return np.zeros(len(starts)), np.zeros(len(starts), np.bool_)
     starts, negative = _behind_sign(texts, starts)
     if np.maximum.reduce(stops - starts) > 8:
@@ -83,7 +87,7 @@ def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float6
     """
     points = np.minimum(leading(words, _POINT), sizes)
     behind: Words = np.left_shift(_ONES, (points << 3).astype(np.uint64))
-    # The digits behind the point move to its place.
+    # Remove the point: the digits behind it move by a byte.
     words = (words & ~behind) | ((words >> _EIGHT) & behind)
     counts = sizes - (points < sizes)
     digits = (words ^ _ZEROS) << ((8 - counts) << 3).astype(np.uint64)
@@ -91,13 +95,14 @@ def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float6
     good &= (points == 1) | ((points > 1) & ((words & _BYTE) != _ZERO))
     # A point needs a digit behind it.
     good &= sizes - points != 1
-    return _eight(digits) / _POWERS[counts - points], good
+    return _number_of_eight(digits) / _POWERS[counts - points], good
 
 
 def _doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
+    """Return numbers without a sign, and a mask of the valid numbers of up to 15 digits."""
     points = np.minimum(texts.next_place(starts, np.minimum(stops, starts + _MOST_DIGITS), _POINT), stops)
     wholes, sizes = points - starts, stops - points - 1
-    # Sizes without a point are -1: then the number has no fraction.
+    # The size of a fraction is -1 if the number has no point.
     has_point = sizes >= 0
     sizes = np.maximum(sizes, 0)
     integer_part, good = _digits(texts, points, wholes, _MOST_DIGITS)
@@ -109,47 +114,51 @@ def _doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.
 
 
 def _behind_sign(texts: TextBuffer, starts: Integers) -> tuple[Integers, Mask | None]:
+    """Return the starts behind a minus sign, and a mask of the negative numbers, or None if all are positive."""
     negative: Mask = texts.bytes[starts] == _MINUS
     return (starts + negative, negative) if negative.any() else (starts, None)
 
 
 def _digits(texts: TextBuffer, stops: Integers, sizes: Integers, most: int) -> tuple[Integers, Mask]:
-    """Return the numbers with the given ends and numbers of digits, and a mask of the texts of only digits.
+    """Return the numbers of the texts that end at `stops` and have `sizes` digits, and a mask of the valid texts.
 
-    No digit makes 0. Texts of more than `most` digits are outside the mask.
+    A text without a digit is 0. A text of more than `most` digits is not valid.
     """
     good: Mask = sizes <= most
     values = np.zeros(len(stops), np.uint64)
-    for at in range(0, min(int(np.maximum.reduce(sizes)), most), 8):
-        # Digits from the end on; the bytes ahead of them are shifted out, and zeros in.
-        ahead = ((8 - np.minimum(np.maximum(sizes - at, 0), 8)) << 3).astype(np.uint64)
-        digits = ((texts.words[stops - 8 - at] ^ _ZEROS) >> ahead) << ahead
+    for place in range(0, min(int(np.maximum.reduce(sizes)), most), 8):
+        # Eight digits at a time, from the end; bytes ahead of the text's digits become zeros.
+        ahead = ((8 - np.minimum(np.maximum(sizes - place, 0), 8)) << 3).astype(np.uint64)
+        digits = ((texts.words[stops - 8 - place] ^ _ZEROS) >> ahead) << ahead
         good &= (((digits + _ABOVE_NINE) | digits) & _HIGH) == 0
-        values += _eight(digits) * np.uint64(10**at)
+        values += _number_of_eight(digits) * np.uint64(10**place)
     return values.view(np.int64), good
 
 
-def _eight(digits: Words) -> Words:
+def _number_of_eight(digits: Words) -> Words:
+    """Return the number of the eight digits in each word, a byte for each digit, the first digit first."""
     for mask, factor, shift in _STEPS:
         digits = ((digits & mask) * factor) >> shift
     return digits
 
 
-_MOST_REPAIRS = 4
+# The most attempts to convert a column: each removes the texts that prevented the attempt before.
+_MOST_ATTEMPTS = 4
+# Fast conversions of numbers, by the column's type.
 _READERS: Mapping[pa.DataType, Callable[[TextBuffer, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {
     pa.int32(): partial(integers, kind=np.int32),
     pa.int64(): partial(integers, kind=np.int64),
     pa.float64(): doubles,
 }
-# Documents per step: few enough to stay in the cache with the results, which saves a third of the time; many enough
-# that the calls from Python, some 50 for each column, take little of the time.
+# Documents per step: few enough to stay in the processor's cache with the results, which saves a third of the time; and
+# enough that the calls from Python, some 50 for each column, take little of the time.
 _ROWS = 12_500
 
 
 class LayoutParser:
     """Parser of the documents of a batch that share a layout.
 
-    :param within: the members in which fields count as unknown; empty for the whole document.
+    :param within: the members in which fields without a column are unknown fields; empty for the whole document.
     :param finer: treatment of times finer than microseconds.
     """
 
@@ -164,16 +173,16 @@ class LayoutParser:
         self._unknown_fields = unknown_fields
         self._within = within
         self._finer = finer
-        self._shapes = LayoutSorter()
+        self._sorter = LayoutSorter()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
         """Return tables, and for each table the positions of its records.
 
-        A record in no table could not be proven right: another parser decodes it.
+        Records outside of the tables could not be proven right: another parser must decode these records.
         """
         tables, rows = [], []
         for first in range(0, len(values), _ROWS):
-            for part in self._shapes.sort(values[first : first + _ROWS]):
+            for part in self._sorter.sort(values[first : first + _ROWS]):
                 parsed = self._parse(part)
                 if parsed is not None and len(parsed[1]):
                     tables.append(parsed[0])
@@ -181,7 +190,7 @@ class LayoutParser:
         return tables, rows
 
     def _parse(self, part: LayoutDocuments) -> tuple[pa.Table, Integers] | None:
-        # None if the columns as a whole do not fit the layout; single rows that do not fit are left out.
+        """Return a table and the positions of its records, without odd records; None if the layout is unfit."""
         columns = _LayoutColumns(part, self._unknown_fields, self._within, self._finer)
         try:
             table = columns.table(self._schema)
@@ -206,16 +215,17 @@ class _LayoutColumns:
         self._unknown_fields = unknown_fields
         self._roots = {(name,) for name in within}
         self.odd: Mask | None = None
-        # Paths without a column, each for everything below the path.
+        # The paths of unknown fields; an object's path stands for all its fields.
         self._unknown: list[Path] = []
+        # The numbers of the layout's scalars (slots) by path; and the slots without a column.
         self._slots = {slot.path: index for index, slot in enumerate(part.layout.slots)}
         self._unused = set(self._slots)
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        # Slots without a column are checked, too: a document with an invalid scalar is left out.
         columns = self._members(list(schema), ())
+        # A document with an invalid scalar is odd, even if the scalar has no column.
         for path in self._unused:
-            self._skip(path)
+            self._check_scalar(path)
         table = pa.Table.from_arrays(columns, schema=schema)
         if self._unknown_fields is UnknownFields.RESCUE:
             return table.append_column(pa.field(RESCUED, pa.string()), self._rescued())
@@ -225,7 +235,7 @@ class _LayoutColumns:
         return table
 
     def _members(self, fields: list[pa.Field], path: Path) -> list[pa.Array]:
-        # Notes the unknown fields of an object, or refuses them, and returns the columns of the known fields.
+        """Return the columns of an object's known fields; note unknown fields, or raise NotInBulk for them."""
         if self._unknown_fields is not UnknownFields.IGNORE and (not self._roots or path[:1] in self._roots):
             names = {field.name for field in fields}
             depth = len(path)
@@ -237,13 +247,13 @@ class _LayoutColumns:
         return [self._column(field, (*path, field.name)) for field in fields]
 
     def _column(self, field: pa.Field, path: Path) -> pa.Array:
-        array = self._any(field.type, path)
+        array = self._values(field.type, path)
         if array.null_count and not field.nullable:
             self._leave_out(mask_of(array.is_null()))
         return array
 
-    def _any(self, kind: pa.DataType, path: Path) -> pa.Array:
-        # Returns the values at a path: of an object, of a slot, or null if the layout lacks the path.
+    def _values(self, kind: pa.DataType, path: Path) -> pa.Array:
+        """Return the values at a path: objects, scalars, or null if the layout lacks the path."""
         if path in self._part.layout.objects:
             if not t.is_struct(kind):
                 raise NotInBulk("an object for a column that is none")
@@ -270,15 +280,15 @@ class _LayoutColumns:
         return without(texts, odd)
 
     def _numbers(self, index: int, kind: pa.DataType) -> pa.Array:
-        """Return numbers: the usual forms by a fast path, the rest by Arrow's cast."""
+        """Return numbers: the usual forms by a fast path, other forms by Arrow's cast."""
         values, good = _READERS[kind](self._part.text, *self._part.spans[index])
         if good.all():
             return pa.array(values)
-        # Two passes take longer than the cast of all texts.
+        # For few numbers in the usual forms, Arrow's cast of all texts is faster than two passes.
         if good.sum() * 2 < len(good):
             return self._converted(from_literals, self._part.texts(index), kind)
-        rest = self._converted(from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
-        return pc.replace_with_mask(pa.array(values), pa.array(~good), rest)
+        other_numbers = self._converted(from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
+        return pc.replace_with_mask(pa.array(values), pa.array(~good), other_numbers)
 
     def _converted(
         self,
@@ -287,25 +297,21 @@ class _LayoutColumns:
         kind: pa.DataType,
         rows: Integers | None = None,
     ) -> pa.Array:
-        """Return texts in a column's type, with null for misfits; their rows are left out.
+        """Return texts in a column's type, with null for misfits, whose rows are left out.
 
-        :param convert: raises OddRows for texts that prevent the conversion of all.
-        :param rows: the rows of the texts; by default the texts of all rows.
+        :param convert: raises OddRows for texts that prevent the conversion of all texts.
+        :param rows: the rows of the texts; by default all rows.
         """
-        for _ in range(_MOST_REPAIRS):
+        for _ in range(_MOST_ATTEMPTS):
             try:
                 return convert(texts, kind)
-            except OddRows as found:
-                texts = without(texts, found.odd)
-                self._leave_out(found.odd, rows)
-        # Each try found further misfits.
-        raise NotInBulk("ever more that is odd")
+            except OddRows as signal:
+                texts = without(texts, signal.odd)
+                self._leave_out(signal.odd, rows)
+        raise NotInBulk("each attempt found further odd rows")
 
     def _leave_out(self, odd: Mask, rows: Integers | None = None) -> None:
-        """Mark records as odd: another decoder reads them.
-
-        :param odd: a mask of `rows`, or of all records without `rows`.
-        """
+        """Mark rows as odd, for another parser; `odd` is a mask of `rows`, or of all rows by default."""
         if self.odd is None:
             self.odd = np.zeros(len(self._part.rows), np.bool_)
         if rows is None:
@@ -314,7 +320,7 @@ class _LayoutColumns:
             self.odd[rows[odd]] = True
 
     def _require_null(self, path: Path) -> None:
-        """Leave out the rows with a value for a field without a column. Raises NotInBulk for texts and objects."""
+        """Leave out the rows in which an unknown field is not null. Raises NotInBulk for texts and objects."""
         if path not in self._slots or self._part.layout.slots[self._slots[path]].is_text:
             raise NotInBulk("unknown fields")
         self._leave_out(~mask_of(pc.equal(self._part.texts(self._slots[path]), "null")))
@@ -327,19 +333,19 @@ class _LayoutColumns:
         if not self._unknown:
             return pa.nulls(len(self._part.rows), pa.string())
         tree: dict[str, Any] = {}
-        # Slots in order, then objects, for the objects without a slot.
+        # The scalars in the layout's order, then the objects, for empty objects.
         for path in (*self._slots, *sorted(self._part.layout.objects)):
             if any(path[: len(unknown)] == unknown for unknown in self._unknown):
-                at = tree
+                parent = tree
                 for name in path[:-1]:
-                    at = at.setdefault(name, {})
-                at.setdefault(path[-1], path if path in self._slots else {})
+                    parent = parent.setdefault(name, {})
+                parent.setdefault(path[-1], path if path in self._slots else {})
         texts = _ObjectTexts(self._part, self._slots)
         texts.add(tree)
         return texts.joined()
 
-    def _skip(self, path: Path) -> None:
-        """Leave out the rows with an invalid scalar in a slot without a column."""
+    def _check_scalar(self, path: Path) -> None:
+        """Leave out the rows with an invalid scalar at a path without a column."""
         index = self._slots[path]
         if not self._part.layout.slots[index].is_text:
             self._converted(from_literals, self._part.texts(index), pa.string())
@@ -348,7 +354,7 @@ class _LayoutColumns:
 
 
 class _ObjectTexts:
-    """Texts of an object for each document, in pieces: literals, and scalars of the documents."""
+    """Text of an object for each document, made of literals, which are the same for all, and the documents' scalars."""
 
     def __init__(self, part: LayoutDocuments, slots: Mapping[Path, int]) -> None:
         self._part = part
@@ -357,10 +363,7 @@ class _ObjectTexts:
         self._literal = ""
 
     def add(self, value: Any) -> None:
-        """Add the text of an object.
-
-        :param value: a tree of objects; a leaf is the path of a slot.
-        """
+        """Add the text of an object, a tree of mappings with paths of scalars as leaves; or of a single scalar."""
         if isinstance(value, dict):
             for index, (name, item) in enumerate(value.items()):
                 self._literal += ("," if index else "{") + json.dumps(name, ensure_ascii=False) + ":"

@@ -1,4 +1,4 @@
-"""Decoder of JSON messages, an object each, into rows: many at once if proven safe, else individually."""
+"""Decoder of JSON messages, an object each, into rows: many at once if the result is surely right, else one by one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misf
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MIN_DAY, MIN_MICROS, NOT_A_YEAR
 
+# Debezium's texts of floating point values that JSON's numbers lack, and patterns of dates before 0001 and after 9999.
 _NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _EARLY = re.compile(r"-infinity|(?:-\d{4,}|0000)-\d\d-\d\d(?:T.*)?", re.ASCII)
 _LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
 
 
 def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
-    """Return the coercions of types with special values, for these policies.
+    """Return the coercions (functions from a JSON value to a column's value) of some types, for these policies.
 
-    :param policy: policy for dates and timestamps out of range, as Debezium writes them; special texts of numbers are
-        then read, too. None: no such values are expected.
+    :param policy: policy for dates and timestamps out of range, as Debezium writes them; numbers may then be texts such
+        as "NaN", too. None for JSON without such values.
     """
     if policy is None:
         return scalars_for(finer)
@@ -69,7 +70,7 @@ def _timestamp(policy: OutOfRange, finer: TimestampsFiner, kind: pa.DataType) ->
 
 
 def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
-    # Returns the coercion of a date's text, or of a number of days, which Debezium writes, too.
+    """Return the coercion of a date's text, or of a number of days, which Debezium writes, too."""
     from_text = partial(_from_text, iso8601.days, policy, (MIN_DAY, MAX_DAY))
 
     def coerce(value: Json) -> Any:
@@ -83,6 +84,7 @@ def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
 
 
 def _from_text(read: Any, policy: OutOfRange, bounds: tuple[int, int], value: Json) -> Any:
+    """Return the date or time of a text; a text out of range has one of the `bounds`, null or a Misfit, by policy."""
     if type(value) is not str:
         raise Misfit(f"is {describe(value)}, not a string with a date or a date-time")
     if _EARLY.fullmatch(value):
@@ -98,36 +100,37 @@ def _beyond(policy: OutOfRange, bound: int, value: str) -> int | None:
     return bound if policy is OutOfRange.CLAMP else None
 
 
-# The result None means: no leftovers; in a list, None means no leftovers of the item at this position.
+# Returns the unknown part of a value, or None if all is known; in a list, None stands for a fully known item.
 Leftovers = Callable[[Json], Any]
 
 
 def leftovers_of(fields: Iterable[pa.Field], *, keep_nulls: bool) -> Leftovers:
-    """Return a function for the part of an object without a place in these fields; the function's result may be None.
+    """Return a function from an object to its part without a column in these fields, or None if all has columns.
 
-    The nesting stays: objects and arrays with a column surround their unknown parts. In an array with partly known
-    items, each fully known item is null. An unknown field that is null has no value to lose: the field is kept only
-    with `keep_nulls`.
+    The nesting stays: objects and arrays with a column surround their unknown parts. In an array with unknown parts,
+    each fully known item is null.
+
+    :param keep_nulls: whether an unknown field that is null, and so has no value to lose, counts as a part.
     """
     parts = {field.name: _inside(field.type, keep_nulls) for field in fields}
 
     def leftovers(value: Json) -> Any:
         if not isinstance(value, dict):
             return None
-        rest = {}
+        unknown = {}
         for name, item in value.items():
             if name not in parts:
                 if item is not None or keep_nulls:
-                    rest[name] = item
-            elif (look := parts[name]) is not None and (left := look(item)) is not None:
-                rest[name] = left
-        return rest or None
+                    unknown[name] = item
+            elif (of_part := parts[name]) is not None and (part := of_part(item)) is not None:
+                unknown[name] = part
+        return unknown or None
 
     return leftovers
 
 
 def _inside(kind: pa.DataType, keep_nulls: bool) -> Leftovers | None:
-    """Return the function for a value of this type, or None if the type has a place for any value."""
+    """Return the function for values of this type, or None if no value of the type has an unknown part."""
     if t.is_struct(kind):
         return leftovers_of(kind, keep_nulls=keep_nulls)
     if t.is_list(kind) or t.is_large_list(kind):
@@ -141,8 +144,8 @@ def _inside(kind: pa.DataType, keep_nulls: bool) -> Leftovers | None:
 
 def _of_items(of_item: Leftovers) -> Leftovers:
     def leftovers(value: Json) -> Any:
-        rest = [of_item(item) for item in value] if isinstance(value, list) else []
-        return rest if any(item is not None for item in rest) else None
+        unknown = [of_item(item) for item in value] if isinstance(value, list) else []
+        return unknown if any(item is not None for item in unknown) else None
 
     return leftovers
 
@@ -151,26 +154,24 @@ def _of_values(of_value: Leftovers) -> Leftovers:
     def leftovers(value: Json) -> Any:
         if not isinstance(value, dict):
             return None
-        rest = {name: left for name, item in value.items() if (left := of_value(item)) is not None}
-        return rest or None
+        unknown = {name: part for name, item in value.items() if (part := of_value(item)) is not None}
+        return unknown or None
 
     return leftovers
 
 
-# Pieces for Arrow's reader: a whole chunk, since threads wait for the interpreter at each call.
-_WHOLE = 65536
-# Sizes of pieces for records without a layout; an odd record spoils its piece of 512. A batch full of odd records
-# loses a sixth of its time. Smaller pieces cost more than they save: a call takes as long as some forty records one
-# by one.
-_SIZES = (_WHOLE, 512)
+# The records in a piece for Arrow's reader: first a whole chunk, since threads wait for the interpreter at each call;
+# then smaller pieces, if an odd record prevents the chunk as a whole. Still smaller pieces cost more than they save: a
+# call takes as long as some forty records one by one.
+_SIZES = (65536, 512)
 
 
 class JsonDecoder(SchemaDecoder):
     """Decoder of JSON documents into tables of an Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
-    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts them into
-        the column RESCUED as the text of one object; "evolve" rejects the record and returns its unknown fields.
+    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts the fields
+        into the column RESCUED as the text of one object; "evolve" rejects the record and returns its unknown fields.
     :param out_of_range: treatment of values outside the range of a column's type, in the forms that Debezium
         writes; see `scalars_of`. None for JSON without these forms.
     :param finer: treatment of times finer than microseconds.
@@ -197,14 +198,14 @@ class JsonDecoder(SchemaDecoder):
         # The columns that documents fill.
         self._known = pa.schema(known)
         fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range, finer)
-        others = {"before": scalars_before(out_of_range, finer)} if is_event else None
-        self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars, others=others)
+        special = {"before": scalars_before(out_of_range, finer)} if is_event else None
+        self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars, special=special)
         self._out_of_range, self._finer, self._is_event = out_of_range, finer, is_event
         watched = [field for field in known if field.name in within] if within else known
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._plain = [leaves.plain(field.type) for field in schema]
-        self._shapes: LayoutParser | None = LayoutParser(self._known, self.unknown_fields, self._within, finer)
+        self._layouts: LayoutParser | None = LayoutParser(self._known, self.unknown_fields, self._within, finer)
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(
@@ -218,11 +219,7 @@ class JsonDecoder(SchemaDecoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(
-            type(self),
-            within=self._within,
-            out_of_range=self._out_of_range,
-            finer=self._finer,
-            is_event=self._is_event,
+            type(self), within=self._within, out_of_range=self._out_of_range, finer=self._finer, is_event=self._is_event
         )
         return (make, (self.schema, str(self.unknown_fields)))
 
@@ -231,33 +228,34 @@ class JsonDecoder(SchemaDecoder):
         return self.decode_and_find(batch)[0]
 
     def decode_and_find(self, batch: RawBatch) -> tuple[DecoderResult, Mapping[int, Json]]:
-        """Return rows and bad records; with "evolve" also the unknown fields of records without any further problem.
+        """Return rows and bad records; and with "evolve", unknown fields by position in the batch.
 
-        The unknown fields are by position in the batch. Their records are bad records, too.
+        A record with unknown fields is a bad record, too. The unknown fields of a record that is bad for another reason
+        are not returned.
         """
         # Layouts first: Arrow's reader takes more than twice their time.
-        tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
+        tables, rows = self._layouts.parse(batch.values) if self._layouts else ([], [])
         tables = [self._in_order(table) for table in tables]
-        left = np.ones(len(batch), np.bool_)
-        for taken in rows:
-            left[taken] = False
-        rest = np.flatnonzero(left)
-        found = _BadDocuments()
-        if len(rest) == len(batch):
+        is_left = np.ones(len(batch), np.bool_)
+        for decoded_rows in rows:
+            is_left[decoded_rows] = False
+        left = np.flatnonzero(is_left)
+        bad = _BadDocuments()
+        if len(left) == len(batch):
             # No layout fits any record: the batch is read without a copy.
-            tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, found))
-            return self._decoded(tables, found.bad, batch), found.unknown
-        if len(rest):
-            tables += self._pieces(batch.values.take(pa.array(rest)), 0, len(rest), _SIZES, found)
-            good = np.ones(len(rest), np.bool_)
-            good[[row.index for row in found.bad]] = False
-            found = found.placed(rest)
-            rows = [*rows, rest[good]]
-        decoded = self._decoded(tables, found.bad, batch)
-        order = np.concatenate([*rows, rest[:0]])
+            tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, bad))
+            return self._decoded(tables, bad.rows, batch), bad.unknown
+        if len(left):
+            tables += self._pieces(batch.values.take(pa.array(left)), 0, len(left), _SIZES, bad)
+            is_good = np.ones(len(left), np.bool_)
+            is_good[[row.index for row in bad.rows]] = False
+            bad = bad.placed(left)
+            rows = [*rows, left[is_good]]
+        decoded = self._decoded(tables, bad.rows, batch)
+        order = np.concatenate([*rows, left[:0]])
         if (order[1:] < order[:-1]).any():
             decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(order))))
-        return decoded, found.unknown
+        return decoded, bad.unknown
 
     def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> DecoderResult:
         table = pa.concat_tables(pieces) if pieces else self._from_rows([])
@@ -265,7 +263,7 @@ class JsonDecoder(SchemaDecoder):
             raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
         return DecoderResult(table, bad)
 
-    def _nothing_rescued(self, table: pa.Table) -> pa.Table:
+    def _with_empty_rescued(self, table: pa.Table) -> pa.Table:
         """Return the table with an empty column for rescued fields, if the decoder rescues fields."""
         if not self._rescues:
             return table
@@ -275,41 +273,41 @@ class JsonDecoder(SchemaDecoder):
     def _in_order(self, table: pa.Table) -> pa.Table:
         if not self._rescues:
             return table
-        # Not by a cast, which refuses a required field in a struct that is null.
+        # Not by a cast, which refuses a null struct with a required field.
         return pa.Table.from_arrays([table[name] for name in self.schema.names], schema=self.schema)
 
     def _pieces(
-        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _BadDocuments
+        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], bad: _BadDocuments
     ) -> Iterator[pa.Table]:
-        """Yield tables with the rows of values [start, stop), from left to right; add bad records to `found`.
+        """Yield tables with the rows of values [start, stop), in order; add bad records to `bad`.
 
         :param sizes: sizes of pieces for Arrow's reader, the largest first; a piece that can't be proven right is tried
             again with the next size, and at last its records are decoded one by one.
         """
         if self._bulk is None or not sizes:
-            yield from self._one_by_one(values, start, stop, found)
+            yield from self._one_by_one(values, start, stop, bad)
             return
         for first in range(start, stop, sizes[0]):
             last = min(first + sizes[0], stop)
             try:
-                yield self._nothing_rescued(self._bulk.parse(values[first:last]))
+                yield self._with_empty_rescued(self._bulk.parse(values[first:last]))
             except NotInBulk:
                 smaller = tuple(size for size in sizes[1:] if size < last - first)
-                yield from self._pieces(values, first, last, smaller, found)
+                yield from self._pieces(values, first, last, smaller, bad)
 
-    def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _BadDocuments) -> Iterator[pa.Table]:
+    def _one_by_one(self, values: pa.Array, start: int, stop: int, bad: _BadDocuments) -> Iterator[pa.Table]:
         rows = []
         for index, value in enumerate(values[start:stop].to_pylist(), start):
             try:
                 row, unknown = self._row(value)
             except Misfit as misfit:
-                found.bad.append(BadRow(index, misfit.reason))
+                bad.rows.append(BadRow(index, misfit.reason))
                 continue
             if unknown is None:
                 rows.append(row)
             else:
-                found.bad.append(BadRow(index, "the schema has no column for a field of it"))
-                found.unknown[index] = unknown
+                bad.rows.append(BadRow(index, "the schema has no column for a field of it"))
+                bad.unknown[index] = unknown
         if rows:
             yield self._from_rows(rows)
 
@@ -324,15 +322,15 @@ class JsonDecoder(SchemaDecoder):
         return {name: document[name] for name in self._within if name in document} if self._within else document
 
     def _row(self, value: bytes | None) -> tuple[dict[str, Any], Json]:
-        """Return a row; and, with "evolve", the fields without a column or None. Raises Misfit."""
+        """Return a row; and, with "evolve", the unknown fields, or None if all have columns. Raises Misfit."""
         if value is not None:
             document = parse_object(value)
             row: dict[str, Any] = self._coerce(document)
             if self.unknown_fields is UnknownFields.EVOLVE:
                 return row, self._leftovers(self._watched(document))
             if self._rescues:
-                rest = self._leftovers(document)
-                row[RESCUED] = None if rest is None else to_text(rest)
+                unknown = self._leftovers(document)
+                row[RESCUED] = None if unknown is None else to_text(unknown)
             return row, None
         required = [field.name for field in self.schema if not field.nullable]
         if required:
@@ -342,24 +340,21 @@ class JsonDecoder(SchemaDecoder):
 
 @dataclass
 class _BadDocuments:
-    """Bad records with reasons, and the unknown fields of records without any further problem, by position."""
+    """Bad records with reasons, and unknown fields by position; see `JsonDecoder.decode_and_find`."""
 
-    bad: list[BadRow] = field(default_factory=list)
+    rows: list[BadRow] = field(default_factory=list)
     unknown: dict[int, Json] = field(default_factory=dict)
 
-    def placed(self, rows: npt.NDArray[np.int64]) -> _BadDocuments:
-        """Return a copy for the whole batch.
-
-        :param rows: positions in the batch of the records that were decoded.
-        """
+    def placed(self, positions: npt.NDArray[np.int64]) -> _BadDocuments:
+        """Return a copy with positions in the batch: `positions` has the position of each decoded record."""
         return _BadDocuments(
-            [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
-            {int(rows[index]): rest for index, rest in self.unknown.items()},
+            [BadRow(int(positions[row.index]), row.reason) for row in self.rows],
+            {int(positions[index]): unknown for index, unknown in self.unknown.items()},
         )
 
 
 class WithoutColumn(Exception):
-    """Signal: documents have fields without a column; `leftovers` has these fields by position, see `leftovers_of`."""
+    """Documents have fields without a column; `leftovers` has the results of `leftovers_of` by position."""
 
     def __init__(self, leftovers: Mapping[int, Json]) -> None:
         super().__init__("documents hold fields that have no column")
@@ -367,7 +362,7 @@ class WithoutColumn(Exception):
 
 
 class StrictEventDecoder:
-    """Decoder of change events in JSON. `decode` raises WithoutColumn for a field without a column, unless null.
+    """Decoder of change events in JSON. `decode` raises WithoutColumn if a field without a column is not null.
 
     :param schema: columns and their types.
     :param within: the members of an event, such as `after`, in which each field needs a column.
@@ -387,11 +382,7 @@ class StrictEventDecoder:
         self._within = tuple(within)
         self._make = partial(type(self), out_of_range=out_of_range, finer=finer)
         self._documents = JsonDecoder(
-            *(schema, UnknownFields.EVOLVE),
-            within=within,
-            out_of_range=out_of_range,
-            finer=finer,
-            is_event=True,
+            *(schema, UnknownFields.EVOLVE), within=within, out_of_range=out_of_range, finer=finer, is_event=True
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

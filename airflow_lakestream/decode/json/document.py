@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 
 from airflow_lakestream.decode.values.outcome import Misfit, shorten
 
-# A limit of our own: Python's recursion limit depends on the caller's stack, so a record near it would be good in one
-# place and bad in another.
+# The deepest level of a document. Without a limit, Python's recursion limit, which depends on the caller's stack, would
+# make a record good in one place and bad in another.
 MAX_DEPTH = 200
 
 Json = Any
 
 
 class JsonNumber(str):
-    """Text of a JSON number: `1.0`, `1e3` and `-0` stay unchanged."""
+    """Text of a JSON number, unchanged, such as `1.0`, `1e3` or `-0`."""
 
     __slots__ = ()
 
@@ -92,11 +92,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def nested_too_deep(value: bytes) -> bool:
-    """Return whether a document is nested deeper than MAX_DEPTH levels.
-
-    The check is cheap for short documents and for few brackets.
-    """
-    # A document this deep and this short is not closed, and fails as truncated.
+    """Return whether a document is nested deeper than MAX_DEPTH levels; cheap if a document has few brackets."""
+    # A shorter document that is deeper is not closed, and fails as truncated.
     if len(value) <= 2 * MAX_DEPTH or value.count(b"{") + value.count(b"[") <= MAX_DEPTH:
         return False
     depth = 0
@@ -119,7 +116,7 @@ def to_text(value: Json) -> str:
 
 
 def describe(value: Json) -> str:
-    """Return words for a JSON value, for a reason: the kind, and a short excerpt of a scalar."""
+    """Return a JSON value in words, for the reason of a bad record: the kind, and a short excerpt of a scalar."""
     if value is None:
         return "null"
     if isinstance(value, bool):

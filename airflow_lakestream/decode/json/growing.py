@@ -1,7 +1,6 @@
 """Decoders of JSON with a growing schema: a field without a column gets a column of a fitting type.
 
-Rows of later batches have more columns than rows of earlier batches, and types never change: a value that does not
-fit the type from the first values of its column is bad.
+Types never change: a value that does not fit its column, whose type results from the column's first values, is bad.
 """
 
 from __future__ import annotations
@@ -34,50 +33,52 @@ class SchemaGrowth:
 
 
 class MissingFields:
-    """Fields of documents missing from a schema: the facts for a decision on columns, not the values.
+    """Fields of documents that a schema lacks, with samples of their values for the types of columns.
 
-    `new` has the fields without a column, `inside` the missing fields inside known fields, by name. The object can be
-    pickled; the objects of several workers can be united.
+    `new` has the fields without a column, `inside` the missing fields inside known fields, by name, and `item` the
+    missing fields in a list's items or a map's values. The object can be pickled; the objects of several workers can be
+    united.
+
+    :param cuts: whether a text with a time finer than microseconds counts as a time.
     """
 
     def __init__(self, cuts: bool = False) -> None:
         self.new = ValueSamples(cuts)
         self.inside: dict[str, MissingFields] = {}
-        # For a list's items, and for a map's values.
         self.item: MissingFields | None = None
 
     @classmethod
     def of(cls, schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules) -> MissingFields:
         """Return the missing fields, from the results of `leftovers_of` for documents and this schema."""
-        found = cls(rules.cuts)
+        missing = cls(rules.cuts)
         for value in leftovers:
-            found._add_object(list(schema), value)
-        return found
+            missing._add_object(list(schema), value)
+        return missing
 
     @property
     def size(self) -> int:
         """Number of characters in all names of fields."""
-        inner = sum(len(name) + one.size for name, one in self.inside.items())
+        inner = sum(len(name) + missing.size for name, missing in self.inside.items())
         return self.new.size + inner + (0 if self.item is None else self.item.size)
 
     def condense(self) -> MissingFields:
         """Forget the values without effect on types, and return this object."""
         self.new.condense()
-        for one in (*self.inside.values(), *([] if self.item is None else [self.item])):
-            one.condense()
+        for missing in (*self.inside.values(), *([] if self.item is None else [self.item])):
+            missing.condense()
         return self
 
     def unite(self, other: MissingFields) -> None:
         """Add the missing fields found by another worker, for the same schema, in later documents."""
         self.new.unite(other.new)
-        for name, one in other.inside.items():
-            self.inside.setdefault(name, MissingFields(self.new.cuts)).unite(one)
+        for name, missing in other.inside.items():
+            self.inside.setdefault(name, MissingFields(self.new.cuts)).unite(missing)
         if other.item is not None:
             self.item = self.item or MissingFields(self.new.cuts)
             self.item.unite(other.item)
 
     def _add_object(self, fields: Sequence[pa.Field], value: Mapping[str, Json]) -> None:
-        known = {one.name: one.type for one in fields}
+        known = {field.name: field.type for field in fields}
         self.new.add({name: item for name, item in value.items() if name not in known})
         for name, item in value.items():
             if name in known:
@@ -103,41 +104,36 @@ def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL)
     return grow_by(schema, MissingFields.of(schema, leftovers, rules), rules)
 
 
-def grow_by(schema: pa.Schema, lacking: MissingFields, rules: NameRules = USUAL) -> SchemaGrowth:
-    """Return the schema with a column for each missing field, as far as possible, and the reasons for other fields."""
+def grow_by(schema: pa.Schema, missing: MissingFields, rules: NameRules = USUAL) -> SchemaGrowth:
+    """Return the schema with a column for each missing field that can be a column, and the reasons against others."""
     names = NewColumnNames.of(rules, schema)
-    return SchemaGrowth(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
+    return SchemaGrowth(pa.schema(_fields(list(schema), missing, (), names)), names.refused)
 
 
 def _fields(
-    fields: list[pa.Field], lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames
+    fields: list[pa.Field], missing: MissingFields, path: tuple[str, ...], names: NewColumnNames
 ) -> list[pa.Field]:
     """Return the fields, with missing inner fields added, and the new fields.
 
     :param path: path to the fields; `names` collects the names and the reasons against fields.
     """
-    inside = lacking.inside
-    known = {one.name for one in fields}
-    fields = [
-        one.with_type(_type(one.type, inside[one.name], (*path, one.name), names)) if one.name in inside else one
-        for one in fields
-    ]
-    return [*fields, *lacking.new.struct(names, path, known)]
+    grown = []
+    for known in fields:
+        if known.name in missing.inside:
+            known = _grown(known, missing.inside[known.name], (*path, known.name), names)
+        grown.append(known)
+    return [*grown, *missing.new.struct(names, path, [known.name for known in fields])]
 
 
-def _type(kind: pa.DataType, lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames) -> pa.DataType:
-    """Return the type of a known field, with unknown inner fields added."""
+def _grown(known: pa.Field, missing: MissingFields, path: tuple[str, ...], names: NewColumnNames) -> pa.Field:
+    """Return a known field, with missing inner fields added."""
+    kind, item = known.type, missing.item or MissingFields()
     if t.is_struct(kind):
-        return pa.struct(_fields(list(kind), lacking, path, names))
-    item = lacking.item or MissingFields()
+        return known.with_type(pa.struct(_fields(list(kind), missing, path, names)))
     if t.is_map(kind):
-        return pa.map_(kind.key_type, _item(kind.item_field, item, (*path, "value"), names))
+        return known.with_type(pa.map_(kind.key_type, _grown(kind.item_field, item, (*path, "value"), names)))
     make = pa.large_list if t.is_large_list(kind) else pa.list_
-    return make(_item(kind.value_field, item, (*path, "element"), names))
-
-
-def _item(item: pa.Field, lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames) -> pa.Field:
-    return item.with_type(_type(item.type, lacking, path, names))
+    return known.with_type(make(_grown(kind.value_field, item, (*path, "element"), names)))
 
 
 log = logging.getLogger(__name__)
@@ -164,11 +160,11 @@ class GrowingJsonDecoder:
         return type(self), (self.schema, self._rules)
 
     def decode(self, batch: RawBatch) -> DecoderResult:
-        """Return the rows and the bad records of a batch, after new columns for its unknown fields.
+        """Return the rows and the bad records of a batch, with new columns for its unknown fields.
 
         A record with a field that can't become a column is bad.
         """
-        # The whole batch is decoded again after each growth, also a growth by another thread.
+        # The whole batch is decoded again after each growth, by this or another thread.
         while True:
             decoder = self._decoder
             decoded, unknown = decoder.decode_and_find(batch)
@@ -179,13 +175,14 @@ class GrowingJsonDecoder:
                 return _explained(decoded, unknown, refused)
 
     def _grow(self, used: JsonDecoder, unknown: Mapping[int, Json]) -> Mapping[str, str] | None:
-        """Replace the decoder by one with more columns; return None if the batch is to be decoded again.
+        """Replace the decoder by a decoder with more columns, and return None: the batch must be decoded again.
 
-        That is so if the schema has grown, in this call or in another thread since `used` was read. If no unknown field
-        can become a column, return the reasons against columns, by path.
+        If no unknown field can become a column, return the reasons against columns, by path.
+
+        :param used: the decoder that found the unknown fields.
         """
         with self._lock:
-            # Another thread has replaced the decoder, perhaps with columns for these very fields.
+            # Another thread has replaced the decoder, perhaps by a decoder with columns for these fields.
             if self._decoder is not used:
                 return None
             grown = grow(used.schema, unknown.values(), self._rules)
@@ -202,7 +199,7 @@ class SharedJsonDecoder:
 
     :param schema: columns and their types.
     :param rules: rules for the names of new columns.
-    :param decided: no field gets a column any more: a record with an unknown field is bad.
+    :param decided: whether all new columns are decided: a record with an unknown field is bad then.
     """
 
     def __init__(self, schema: pa.Schema, rules: NameRules, *, decided: bool) -> None:
@@ -214,14 +211,15 @@ class SharedJsonDecoder:
         decoded, unknown = self._documents.decode_and_find(batch)
         if not unknown:
             return decoded
-        lacking = MissingFields.of(self.schema, unknown.values(), self._rules)
+        missing = MissingFields.of(self.schema, unknown.values(), self._rules)
         if not self._decided:
-            raise Undecided({lacking.condense(): lacking.size})
-        return _explained(decoded, unknown, grow_by(self.schema, lacking, self._rules).refused)
+            raise Undecided({missing.condense(): missing.size})
+        return _explained(decoded, unknown, grow_by(self.schema, missing, self._rules).refused)
 
 
 def _explained(decoded: DecoderResult, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> DecoderResult:
-    # For records with unknown fields, the reason names the first field that can't become a column.
+    """Return the result with the first field that can't become a column in the reasons of records."""
+
     def reason(row: BadRow) -> BadRow:
         if row.index not in unknown:
             return row
@@ -248,4 +246,5 @@ def _first_refused(value: Json, path: str, refused: Mapping[str, str]) -> str | 
         items += [(f"{path}value.", item) for item in value.values()]
     else:
         return None
-    return next((found for where, item in items if (found := _first_refused(item, where, refused)) is not None), None)
+    reasons = (_first_refused(item, item_path, refused) for item_path, item in items)
+    return next((reason for reason in reasons if reason is not None), None)

@@ -1,4 +1,4 @@
-"""Inference of a schema from JSON documents: types for every sampled document, and string in doubt."""
+"""Inference of a schema from JSON documents: types that fit all sampled documents, and string in doubt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 
 log = logging.getLogger(__name__)
 
-# Number of fields without a column that the warning names.
+# The most fields without a column that the warning names.
 _REASONS_SHOWN = 5
 _EMPTY = "nothing in it can be a column: "
 _INT64 = pa.int64()
@@ -27,7 +27,7 @@ _FLOAT64 = pa.float64()
 _ZONED = pa.timestamp("us", "UTC")
 _NAIVE = pa.timestamp("us")
 _STRING = pa.string()
-# Best first.
+# The types for numbers and for times, the preferred type first.
 _NUMBERS = (_INT64, _FLOAT64)
 _TIMES = (_ZONED, _NAIVE)
 
@@ -47,7 +47,7 @@ def infer_schema(
 
     Raises BadRecord if all values are bad, InvalidArgument if no field can be a column.
     """
-    seen, first_bad = ValueSamples(rules.cuts), None
+    samples, first_bad = ValueSamples(rules.cuts), None
     shared = ValueSamples(rules.cuts)
     for batch, index, value in _spread(batches, sample):
         try:
@@ -55,12 +55,12 @@ def infer_schema(
         except Misfit as misfit:
             first_bad = first_bad or BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason)
             continue
-        seen.fields.update({name: shared for name in alike if name in document})
-        seen.add(document)
-    if not seen.kinds and first_bad is not None:
+        samples.fields.update({name: shared for name in alike if name in document})
+        samples.add(document)
+    if not samples.kinds and first_bad is not None:
         raise first_bad
     names = NewColumnNames(rules)
-    fields = seen.struct(names, ())
+    fields = samples.struct(names, ())
     refused = "; ".join(f"{quoted(path)}: {reason}" for path, reason in list(names.refused.items())[:_REASONS_SHOWN])
     if not fields:
         problem = f"it can't be inferred: the first records hold no field{' but ' + refused if refused else ''}."
@@ -75,18 +75,18 @@ def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_00
 
     The type is string if the values have no other type in common, or can't be a column.
     """
-    seen = ValueSamples(rules.cuts)
+    samples = ValueSamples(rules.cuts)
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
-            seen.add(parse_document(value))
+            samples.add(parse_document(value))
     try:
-        return seen.type(NewColumnNames(rules), ("",))
+        return samples.type(NewColumnNames(rules), ("",))
     except FieldRefused:
         return _STRING
 
 
 def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:
-    """Yield about `sample` values, evenly spread over the batches: the batch, the index in it, and the value."""
+    """Yield about `sample` values, evenly spread over the batches, as (batch, index in the batch, value)."""
     step = max(1, sum(map(len, batches)) // sample)
     for batch in batches:
         for index in range(0, len(batch), step):
@@ -96,9 +96,9 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
 
 
 class ValueSamples:
-    """Values seen at a path of the documents: the kinds of values, and the distinct scalars.
+    """Values at a path of the documents: the kinds of values, the distinct scalars, and samples of inner values.
 
-    :param cuts: text with a time finer than microseconds counts as a time.
+    :param cuts: whether a text with a time finer than microseconds counts as a time.
     """
 
     def __init__(self, cuts: bool = False) -> None:
@@ -123,10 +123,10 @@ class ValueSamples:
             self.texts.add(iso8601.cut_text(value) if self.cuts else value)
         elif kind is dict:
             for name, item in value.items():
-                seen = self.fields.get(name)
-                if seen is None:
-                    seen = self.fields[name] = ValueSamples(self.cuts)
-                seen.add(item)
+                samples = self.fields.get(name)
+                if samples is None:
+                    samples = self.fields[name] = ValueSamples(self.cuts)
+                samples.add(item)
         elif kind is list:
             self.items = self.items or ValueSamples(self.cuts)
             for item in value:
@@ -135,27 +135,27 @@ class ValueSamples:
     @property
     def size(self) -> int:
         """Number of characters in all names of fields."""
-        inner = sum(len(name) + seen.size for name, seen in self.fields.items())
+        inner = sum(len(name) + samples.size for name, samples in self.fields.items())
         return inner + (0 if self.items is None else self.items.size)
 
     def unite(self, other: ValueSamples) -> None:
-        """Add the values seen by another object in later documents."""
+        """Add the values of another object, which has samples of later documents."""
         self.count += other.count
         self.kinds |= other.kinds
         self.numbers |= other.numbers
         self.texts |= other.texts
-        for name, seen in other.fields.items():
-            self.fields.setdefault(name, ValueSamples(self.cuts)).unite(seen)
+        for name, samples in other.fields.items():
+            self.fields.setdefault(name, ValueSamples(self.cuts)).unite(samples)
         if other.items is not None:
             self.items = self.items or ValueSamples(self.cuts)
             self.items.unite(other.items)
 
     def condense(self) -> None:
-        """Forget the scalars without effect on types: of the values that exclude a type, one is enough."""
+        """Forget the scalars without effect on types: one value that excludes a type is enough."""
         self.numbers = set(_witnesses(_NUMBERS, _holds_number, self.numbers))
         self.texts = set(_witnesses(_TIMES, _holds_text, self.texts))
-        for seen in (*self.fields.values(), *([] if self.items is None else [self.items])):
-            seen.condense()
+        for samples in (*self.fields.values(), *([] if self.items is None else [self.items])):
+            samples.condense()
 
     def struct(self, names: NewColumnNames, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
         """Return a column for each field of the objects that can be a column, in order of first appearance.
@@ -167,19 +167,19 @@ class ValueSamples:
         :param known: names of existing columns next to the fields.
         """
         siblings = {name.lower(): name for name in known}
-        made: dict[str, pa.Field] = {}
-        for name, seen in sorted(self.fields.items(), key=lambda item: -item[1].count):
+        columns: dict[str, pa.Field] = {}
+        for name, samples in sorted(self.fields.items(), key=lambda item: -item[1].count):
             try:
                 names.take(name, path, siblings)
-                made[name] = pa.field(name, seen.type(names, (*path, name)))
+                columns[name] = pa.field(name, samples.type(names, (*path, name)))
             except FieldRefused as refused:
                 names.refused[".".join((*path, name))] = str(refused)
             else:
                 siblings[name.lower()] = name
-        return [made[name] for name in self.fields if name in made]
+        return [columns[name] for name in self.fields if name in columns]
 
     def type(self, names: NewColumnNames, path: tuple[str, ...]) -> pa.DataType:
-        """Return the best type for all values seen, or string if no other type fits.
+        """Return the preferred type that fits all values, or string if no other type fits.
 
         Raises FieldRefused if the values can't be a column: nested too deep, too many columns, or objects without a
         valid field.
@@ -205,15 +205,15 @@ class ValueSamples:
 
 
 def _witnesses(kinds: Sequence[pa.DataType], holds: Callable[[pa.DataType, Any], bool], values: set[Any]) -> list[Any]:
-    """Return for each type a value that excludes the type, if there is one."""
-    found = (next((value for value in values if not holds(kind, value)), None) for kind in kinds)
-    return [value for value in found if value is not None]
+    """Return, for each type that does not fit all values, a value that excludes the type."""
+    witnesses = (next((value for value in values if not holds(kind, value)), None) for kind in kinds)
+    return [value for value in witnesses if value is not None]
 
 
 def _holds_number(kind: pa.DataType, value: JsonNumber) -> bool:
     try:
         if value.is_integer_literal:
-            # Beyond int64 an integer is an identifier rather than a measurement: no double either.
+            # An integer beyond int64 is no double either: it is rather an identifier than a measurement.
             _as_int64(value)
         elif kind is _INT64:
             return False
@@ -225,7 +225,7 @@ def _holds_number(kind: pa.DataType, value: JsonNumber) -> bool:
 
 
 def _holds_text(kind: pa.DataType, value: str) -> bool:
-    """Return whether a time type, with or without a zone, holds the text without loss."""
+    """Return whether a time type, with or without a zone, represents the text without loss."""
     if kind is _NAIVE and len(value) < len("2026-11-20T05:05"):
         return False
     try:

@@ -1,6 +1,6 @@
-"""Kinds of values in each column of JSON documents, the best types for each, and values unfit for a type.
+"""Kinds of values in each column of JSON documents, the best types for them, and remarks about unfit types.
 
-Previews and the first run of a landing make remarks of them before a table has its columns for good.
+Previews and the first run of a landing report such remarks before a table has its columns for good.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, excerpt
 from airflow_lakestream.tables.schema.types import ELEMENT, EpochUnit, Path, TimeSource, type_text
 
-# Deeper columns are part of the reported column. Each object and each list is one level.
+# The deepest level of a reported column; each object and each list is one level.
 _DEEPEST = 5
-# Values of a list that are looked at: a list may be as long as a document of megabytes.
-_ITEMS = 100
+# The most items of a list that are counted: a list may be as long as a document of megabytes.
+_MOST_ITEMS = 100
 
 
 class ValueKind(StrEnum):
@@ -57,7 +57,8 @@ _INTEGER_OF: Mapping[EpochUnit | None, ValueKind] = {unit: kind for kind, unit i
 _FRACTION_OF: Mapping[EpochUnit | None, ValueKind] = {unit: kind for kind, unit in _LIKELY_FRACTION.items()}
 _INTEGERS = frozenset({ValueKind.INTEGER, *_LIKELY})
 _NUMBERS = _INTEGERS | {ValueKind.FRACTION, *_LIKELY_FRACTION}
-# The kinds that a type takes unchanged. A string takes every kind; other types are not listed.
+# The kinds of values that a type takes unchanged. A string takes all kinds; for types outside of this table, nothing
+# is known.
 _TAKEN: Mapping[type[Any], frozenset[ValueKind]] = {
     iceberg.BooleanType: frozenset({ValueKind.BOOLEAN}),
     iceberg.IntegerType: frozenset({ValueKind.INTEGER}),
@@ -69,7 +70,7 @@ _TAKEN: Mapping[type[Any], frozenset[ValueKind]] = {
     iceberg.StructType: frozenset({ValueKind.OBJECT}),
     iceberg.ListType: frozenset({ValueKind.ARRAY}),
 }
-# By kind, the type that takes it best, and the kinds that this type takes unchanged.
+# By kind of values, the best type for the kind, and the kinds that this type takes unchanged.
 _BEST = {
     ValueKind.BOOLEAN: ("boolean", frozenset({ValueKind.BOOLEAN})),
     ValueKind.INTEGER: ("bigint", _INTEGERS),
@@ -83,7 +84,7 @@ _NAIVE_REMEDY = "Their zone is missing. To land them as instants, write {column}
 
 @dataclass(frozen=True)
 class KindCount:
-    """A kind of values of a column: the number of values, and the first value with partition and offset."""
+    """A kind of values in a column: the number of values, and the first value with partition and offset."""
 
     kind: ValueKind
     count: int
@@ -92,8 +93,9 @@ class KindCount:
     value: str
 
     def __str__(self) -> str:
-        noun, _, rest = str(self.kind).replace(",", " ,").partition(" ")
-        words = f"{noun}{'' if self.count == 1 else 's'} {rest}".rstrip().replace(" ,", ",")
+        # The first word of a kind, such as "time with a zone", gets the plural's s.
+        noun, _, further = str(self.kind).replace(",", " ,").partition(" ")
+        words = f"{noun}{'' if self.count == 1 else 's'} {further}".rstrip().replace(" ,", ",")
         return f"{self.count} {words} (such as {self.value} at [{self.partition}] {self.offset})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,24 +127,24 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
     values that are not a JSON object, are skipped. Fields more than five levels deep count only as part of their
     object, and so do the values of a list after its hundredth.
     """
-    found: dict[str, dict[ValueKind, _KindSeen]] = {}
+    by_column: dict[str, dict[ValueKind, _KindSeen]] = {}
     for batch in batches:
         for offset, value in zip(batch.offsets, batch.values.to_pylist(), strict=True):
             with suppress(Misfit):
                 document = parse_object(value) if value is not None else {}
-                for name, kind, one in _values(document, "", 0):
-                    kinds = found.setdefault(name, {})
+                for name, kind, inner_value in _values(document, "", 0):
+                    kinds = by_column.setdefault(name, {})
                     if kind not in kinds:
-                        kinds[kind] = _KindSeen(batch.partition, offset, one)
+                        kinds[kind] = _KindSeen(batch.partition, offset, inner_value)
                     kinds[kind].count += 1
     return {
-        name: sorted((seen.counted(kind) for kind, seen in kinds.items()), key=lambda one: -one.count)
-        for name, kinds in found.items()
+        name: sorted((seen.counted(kind) for kind, seen in kinds.items()), key=lambda counted: -counted.count)
+        for name, kinds in by_column.items()
     }
 
 
 def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource], where: str = "--schema") -> Iterator[str]:
-    """Yield remarks about columns, for a person to decide before the table is made.
+    """Yield remarks about columns, which help a person to choose the types before the table is made.
 
     A remark is about values that the type of their column does not take unchanged, numbers that are likely times, or
     times without a zone.
@@ -152,19 +154,20 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource], whe
     :param times: columns whose times are made from another type, by path: they take numbers, or times without a zone.
     :param where: the place of the columns' DDL, for the remedy.
     """
-    made = {".".join(path): _NUMBERS if source.unit else frozenset({ValueKind.NAIVE}) for path, source in times.items()}
+    naive = frozenset({ValueKind.NAIVE})
+    taken_by_times = {".".join(path): _NUMBERS if source.unit else naive for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
     for name, kind_counts in kinds.items():
         path = ".".join(path_of(name))
         chosen = types.get(path)
         if chosen is None:
             continue
-        taken = made.get(path) or _TAKEN.get(type(chosen))
-        is_taken = taken is not None and all(one.kind in taken for one in kind_counts)
+        taken = taken_by_times.get(path) or _TAKEN.get(type(chosen))
+        is_taken = taken is not None and all(counted.kind in taken for counted in kind_counts)
         if not is_taken and (len(kind_counts) > 1 or taken is not None):
             meaning = _meaning(name, type_text(chosen), kind_counts, taken, where)
             yield f"{name}: {'; '.join(map(str, kind_counts))}. {meaning}".rstrip()
-        elif path in made:
+        elif path in taken_by_times:
             continue
         elif (unit := likely_unit(kind_counts)) and not isinstance(chosen, iceberg.StringType):
             yield f"{name}: {'; '.join(map(str, kind_counts))}. {_epoch_remedy(name, unit, where)}"
@@ -175,12 +178,12 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource], whe
 
 def likely_unit(kind_counts: Sequence[KindCount]) -> EpochUnit | None:
     """Return the unit if all values of a column are numbers that are likely times of this unit, else None."""
-    units = {LIKELY_UNITS.get(one.kind) for one in kind_counts}
+    units = {LIKELY_UNITS.get(counted.kind) for counted in kind_counts}
     return units.pop() if len(units) == 1 else None
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a column of `kinds_of` in a schema: `a[].b` is ("a", "element", "b")."""
+    """Return the path in a schema for a column's name of `kinds_of`: `a[].b` is ("a", "element", "b")."""
     return tuple(name.replace("[]", f".{ELEMENT}").split("."))
 
 
@@ -189,7 +192,7 @@ def _epoch_remedy(name: str, unit: EpochUnit, where: str) -> str:
 
 
 def _ddl(name: str, kind: str) -> str:
-    """Return the definition of a column in double quotes; of a list's values, the list's."""
+    """Return a column's definition in double quotes; for a list's values, the definition of the list."""
     column = name.rpartition(".")[2]
     while column.endswith("[]"):
         column, kind = column.removesuffix("[]"), f"array<{kind}>"
@@ -199,7 +202,7 @@ def _ddl(name: str, kind: str) -> str:
 def _meaning(
     name: str, chosen: str, kind_counts: Sequence[KindCount], taken: frozenset[ValueKind] | None, where: str
 ) -> str:
-    """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind.
+    """Return the number of bad records under the chosen type, or under the best type of the most frequent kind.
 
     The text may be empty.
 
@@ -208,7 +211,7 @@ def _meaning(
     """
     if taken is not None:
         text = f"As {chosen}, {_bad_records(kind_counts, taken)}."
-        likely = [one.kind for one in kind_counts if one.kind not in taken and one.kind in LIKELY_UNITS]
+        likely = [c.kind for c in kind_counts if c.kind not in taken and c.kind in LIKELY_UNITS]
         if chosen != "timestamp" or not likely:
             return text
         return f"{text} {_epoch_remedy(name, LIKELY_UNITS[likely[0]], where)}"
@@ -223,12 +226,12 @@ def _meaning(
 
 
 def _bad_records(kind_counts: Sequence[KindCount], taken: frozenset[ValueKind]) -> str:
-    count = sum(one.count for one in kind_counts if one.kind not in taken)
+    count = sum(counted.count for counted in kind_counts if counted.kind not in taken)
     return f"{count} of these values " + ("is a bad record" if count == 1 else "are bad records")
 
 
 def _fields(columns: Schema) -> Mapping[int, Any]:
-    return {one: columns.find_field(one) for one in columns.field_ids}
+    return {field_id: columns.find_field(field_id) for field_id in columns.field_ids}
 
 
 def _values(document: Mapping[str, Json], above: str, depth: int) -> Iterator[tuple[str, ValueKind, Json]]:
@@ -237,7 +240,7 @@ def _values(document: Mapping[str, Json], above: str, depth: int) -> Iterator[tu
 
 
 def _with_inner(path: str, value: Json, depth: int) -> Iterator[tuple[str, ValueKind, Json]]:
-    """Yield a value and the values in it, with path and kind, down to a depth; of lists the first items only."""
+    """Yield path, kind and value of a value and its inner values, down to _DEEPEST levels and _MOST_ITEMS items."""
     if value is None:
         return
     yield path, _kind(value), value
@@ -246,8 +249,8 @@ def _with_inner(path: str, value: Json, depth: int) -> Iterator[tuple[str, Value
     if isinstance(value, dict):
         yield from _values(value, f"{path}.", depth + 1)
     elif isinstance(value, list):
-        for one in value[:_ITEMS]:
-            yield from _with_inner(f"{path}[]", one, depth + 1)
+        for item in value[:_MOST_ITEMS]:
+            yield from _with_inner(f"{path}[]", item, depth + 1)
 
 
 def _kind(value: Json) -> ValueKind:
@@ -264,7 +267,7 @@ def _kind(value: Json) -> ValueKind:
 
 
 def _kind_of_text(text: str) -> ValueKind:
-    # Most texts are no times, and are known by this at once.
+    # A fast check, which is enough for most texts.
     if len(text) < len("2026-11-20T05:05") or text[4] != "-":
         return ValueKind.TEXT
     for kind in (ValueKind.ZONED, ValueKind.NAIVE):

@@ -1,4 +1,4 @@
-"""Conversion of scalars in JSON text to columns, all at once; OddRows has the rows that prevent this."""
+"""Conversion of the texts of JSON's scalars to columns, all at once; OddRows has the rows that prevent this."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_lakestream.decode.lanes.lanes import Mask
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
 _ZERO = r"\A-?0(?:\.0+)?(?:[eE]|\z)"
-# Arrow accepts these texts, except days that no calendar has, and the like.
+# Texts that Arrow accepts as date-times, unless the day or the time is impossible.
 _DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
 _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 
 
 class OddRows(Exception):
-    """Signal: the rows of the mask `odd` prevent the conversion of all rows at once."""
+    """The rows of the mask `odd` prevent the conversion of all rows at once."""
 
     def __init__(self, odd: Mask) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def without(texts: pa.Array, odd: Mask) -> pa.Array:
 
 
 def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa.Array:
-    """Return a column from texts that are strings in JSON, given without quotes.
+    """Return a column from the texts of JSON's strings, without quotes.
 
     Raises OddRows with the rows that prevent the conversion, or NotInBulk, Misfit and pyarrow's errors if the rows are
     unknown.
@@ -115,7 +115,7 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        # Rows with more digits than surely fit are odd. Without such rows, the cast's error is raised.
+        # Rows with more digits than surely fit are odd. If there are none, the cast's error is raised.
         digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
         _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
         raise
@@ -133,10 +133,7 @@ def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _require_numbers(texts: pa.Array, grammar: str) -> None:
-    """Raise OddRows unless all texts are numbers.
-
-    A text with a second point may pass: the cast of the caller fails for this text.
-    """
+    """Raise OddRows unless all texts are numbers. A text with two points may pass: the caller's cast fails for it."""
     if texts.null_count or not _all_plain(texts):
         _require(pc.match_substring_regex(texts, grammar))
 

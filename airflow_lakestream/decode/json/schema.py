@@ -1,7 +1,7 @@
-"""JSON Schema: messages in the wire format of Confluent's serializer, and a table's columns from a generated schema.
+"""JSON Schema: messages in the wire format of Confluent's serializer, and a table's columns from a schema.
 
-A schema can have references and alternatives. It is first split into alternatives that have neither; the column's type
-fits the values of all alternatives.
+A schema can have references and alternatives. It is first split into alternatives without references; a column's type
+then fits the values of all alternatives.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class _DocumentDecoder(Protocol):
 
 
 class JsonSchemaDecoder:
-    """Decoder of framed JSON: removes the frames, and passes the documents to the decoder of plain JSON.
+    """Decoder of JSON with a frame (a zero and a schema id): removes the frames, and decodes the plain documents.
 
-    Records are not validated against their schemas: the decoder checks them against the columns.
+    Records are not validated against their schemas: the decoder of plain JSON checks them against the columns.
 
     :param documents: returns a decoder of plain JSON, given a schema and a policy for unknown fields.
     """
@@ -65,10 +65,10 @@ _NO_FRAME = "the value does not begin as Confluent's wire format does: a zero an
 
 @dataclass(frozen=True)
 class FramedValues:
-    """Values without their frames, and the positions of values that lack a frame, in `unframed`.
+    """Values without their frames.
 
-    For each of `values`, `places` has the position in the batch, and `ids` the schema id, or -1 for a null. A null
-    needs no frame, and stays null.
+    For each of `values`, `places` has the position in the batch, and `ids` the schema id, or -1 for a null, which needs
+    no frame. `unframed` has the positions of values that lack a frame.
     """
 
     values: pa.Array
@@ -84,16 +84,18 @@ class FramedValues:
 def unframe(values: pa.Array) -> FramedValues:
     """Return the values without their frames, and the positions of values that lack a frame."""
     lanes = ByteLanes.over(values)
-    null = values.is_null().to_numpy(zero_copy_only=False)
+    is_null = values.is_null().to_numpy(zero_copy_only=False)
     framed = is_framed(lanes) & (lanes.end - lanes.pos >= HEADER)
-    kept = framed | null
-    ids = np.where(null, -1, schema_ids(lanes, framed))
+    kept = framed | is_null
+    ids = np.where(is_null, -1, schema_ids(lanes, framed))
     inner = values if kept.all() else values.filter(pa.array(kept))
     return FramedValues(cut(inner, HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
 
 
+# The deepest level of nested types.
 _DEEPEST = 64
-# A part with two references to a part with two references, and so on, would keep a run busy for ever.
+# The most alternatives and fields: parts that refer twice to parts that refer twice to parts, and so on, would keep a
+# run busy for ever.
 _MOST_ALTERNATIVES = 1_000
 _MOST_FIELDS = 10_000
 
@@ -109,12 +111,14 @@ _TYPES = {
     "object": frozenset({"object"}),
 }
 _ANY = frozenset[str]().union(*_TYPES.values())
+# The columns' types for formats of strings; and the drafts in which keywords next to `$ref` have an effect.
 _FORMATS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32(), "uuid": pa.uuid()}
 _NEWER = ("2019-09", "2020-12")
 
 _GIVE = "give the columns as schema, with a type for it (string takes any value as its text)"
 _LEAVE_OUT = "give the columns as schema, without it"
 
+# A schema without `$ref`, `allOf`, `anyOf` and `oneOf`, whose `type` is a set of types.
 Alternative = dict[str, Any]
 Word = TypeVar("Word", dict[str, Any], list[Any])
 
@@ -141,31 +145,30 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
 
 
 def _of_document(schema: Any, name: str) -> Any:
-    """Return the schema, with the document's name put ahead of references to places inside the document."""
+    """Return the schema with the document's name in its references to parts of the document itself."""
     if isinstance(schema, list):
-        return [_of_document(one, name) for one in schema]
+        return [_of_document(part, name) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {word: _of_document(value, name) for word, value in schema.items()}
-    if isinstance(made.get("$ref"), str) and made["$ref"].startswith("#"):
-        made["$ref"] = f"{name}{made['$ref']}"
-    return made
+    named = {word: _of_document(value, name) for word, value in schema.items()}
+    if isinstance(named.get("$ref"), str) and named["$ref"].startswith("#"):
+        named["$ref"] = f"{name}{named['$ref']}"
+    return named
 
 
 class SchemaAlternatives:
-    """Finder of the alternatives that a schema allows.
+    """Finder of the alternatives that a schema allows: a valid value is allowed by at least one `Alternative`.
 
-    An alternative is a schema without `$ref`, `allOf`, `anyOf` and `oneOf`, whose `type` is a set of types. A valid
-    value is allowed by at least one alternative.
-
-    :param text: the schema; `references` are the schemas that `$ref` may name, as (name, text).
+    :param references: the schemas that `$ref` may name, as (name, text).
 
     Raises ValueError for a text that is not JSON.
     """
 
     def __init__(self, text: str, references: Iterable[tuple[str, str]] = ()) -> None:
-        self._documents = {name: _of_document(json.loads(one), name) for name, one in (*references, ("", text))}
+        documents = (*references, ("", text))
+        self._documents = {name: _of_document(json.loads(document), name) for name, document in documents}
         self._resolved: dict[str, list[Alternative]] = {}
+        # The references that are being resolved: one of them, again, is a circle.
         self._open: set[str] = set()
 
     @property
@@ -190,32 +193,30 @@ class SchemaAlternatives:
                 # In older drafts, keywords next to `$ref` have no effect.
                 return parts[0]
         parts += [self.of(part, where) for part in _get(schema, "allOf", [])]
-        parts += [
-            [one for choice in _get(schema, word, []) for one in self.of(choice, where)]
-            for word in ("anyOf", "oneOf")
-            if _get(schema, word, [])
-        ]
-        found = [{**schema, "type": _types(schema, where)}]
+        for word in ("anyOf", "oneOf"):
+            if choices := _get(schema, word, []):
+                parts.append([alternative for choice in choices for alternative in self.of(choice, where)])
+        alternatives = [{**schema, "type": _types(schema, where)}]
         for part in parts:
-            if len(found) * len(part) > _MOST_ALTERNATIVES:
+            if len(alternatives) * len(part) > _MOST_ALTERNATIVES:
                 raise SchemaRefused(f"{where}: more than {_MOST_ALTERNATIVES} alternatives: {_GIVE}.")
-            found = [both for one in found for other in part if (both := _both(one, other))["type"]]
-        return found
+            pairs = [_both(alternative, other) for alternative in alternatives for other in part]
+            alternatives = [both for both in pairs if both["type"]]
+        return alternatives
 
     def _target(self, reference: str, where: str) -> list[Alternative]:
-        # Returns the alternatives of the schema that a reference names; `_open` has the references on the way to this
-        # one.
+        """Return the alternatives of the schema that a reference names. Raises the errors of `of`."""
         if reference in self._open:
             raise SchemaRefused(f"{where}: references in a circle: {_LEAVE_OUT}.")
         if reference not in self._resolved:
             document, _, pointer = reference.partition("#")
-            found = self._documents.get(document)
+            target = self._documents.get(document)
             for step in filter(None, pointer.split("/")):
-                found = _inside(found, unquote(step).replace("~1", "/").replace("~0", "~"))
-            if found is None:
+                target = _inside(target, unquote(step).replace("~1", "/").replace("~0", "~"))
+            if target is None:
                 raise SchemaRefused(f"{where}: {reference} is not to be found: {_GIVE}.")
             self._open.add(reference)
-            self._resolved[reference] = self.of(found, where)
+            self._resolved[reference] = self.of(target, where)
             self._open.remove(reference)
         return self._resolved[reference]
 
@@ -223,73 +224,73 @@ class SchemaAlternatives:
 class _SchemaColumns(SchemaAlternatives):
     """Columns of a schema. The methods raise SchemaRefused."""
 
+    # The number of fields so far.
     _fields = 0
 
     def kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        """Return the type of a column for the schema's values, and whether null is allowed.
-
-        The type fits the values of all alternatives.
-        """
+        """Return the type of a column for the values of all alternatives, and whether null is allowed."""
         where = path or "The JSON schema"
         if depth > _DEEPEST:
             raise SchemaRefused(f"{where}: nested deeper than {_DEEPEST} levels, or in itself: {_LEAVE_OUT}.")
-        found = [_implied(one) for one in self.of(schema, where)]
-        types = frozenset[str]().union(*(one["type"] for one in found))
+        alternatives = [_implied(alternative) for alternative in self.of(schema, where)]
+        types = frozenset[str]().union(*(alternative["type"] for alternative in alternatives))
         values = types - {"null"}
         if types == _ANY:
             raise SchemaRefused(f"{where}: anything is allowed here: {_GIVE}.")
         if not values:
             only = "its only type is null" if types else "no value is allowed here"
             raise SchemaRefused(f"{where}: {only}: {_LEAVE_OUT}.")
-        return self._of_values(values, found, path, depth), "null" in types
+        return self._of_values(values, alternatives, path, depth), "null" in types
 
-    def _of_values(self, types: frozenset[str], found: list[Alternative], path: str, depth: int) -> pa.DataType:
-        # Returns the type for values of these types, null excluded; only numbers may be of two types.
+    def _of_values(self, types: frozenset[str], alternatives: list[Alternative], path: str, depth: int) -> pa.DataType:
+        """Return the column's type for values of these types, null excluded; only numbers may be of two types."""
         if types <= NUMBERS:
             return pa.float64() if "number" in types else pa.int64()
         if len(types) > 1:
             names = ", ".join(sorted(types - {"integer"} if types >= NUMBERS else types))
             raise SchemaRefused(f"{path or 'The JSON schema'}: one of several types ({names}): {_GIVE}.")
         (kind,) = types
-        found = [one for one in found if kind in one["type"]]
+        alternatives = [alternative for alternative in alternatives if kind in alternative["type"]]
         if kind == "boolean":
             return pa.bool_()
         if kind == "string":
-            formats = {_FORMATS.get(str(one.get("format")), pa.string()) for one in found}
+            formats = {_FORMATS.get(str(alternative.get("format")), pa.string()) for alternative in alternatives}
             return formats.pop() if len(formats) == 1 else pa.string()
         if kind == "array":
-            items = [item for one in found for item in (*_get(one, "prefixItems", []), one.get("items", True))]
+            items: list[Any] = []
+            for alternative in alternatives:
+                items += [*_get(alternative, "prefixItems", []), alternative.get("items", True)]
             item, nullable = self.kind({"anyOf": items}, f"{path}[]", depth + 1)
             return pa.list_(pa.field("element", item, nullable=nullable))
-        return self._object(found, path, depth)
+        return self._object(alternatives, path, depth)
 
-    def _object(self, found: list[Alternative], path: str, depth: int) -> pa.DataType:
+    def _object(self, alternatives: list[Alternative], path: str, depth: int) -> pa.DataType:
         """Return the type for objects: a struct of all properties, a map, or text if any member is allowed."""
-        properties = [_get(one, "properties", {}) for one in found]
-        members = [_members(one) for one in found]
-        # An alternative without any property, like a class without fields, fits any struct.
+        properties = [_get(alternative, "properties", {}) for alternative in alternatives]
+        members = [_members(alternative) for alternative in alternatives]
+        # An alternative that allows no member at all, like a class without fields, fits any struct.
         if any(properties) and all(p or m == [] for p, m in zip(properties, members, strict=True)):
-            return pa.struct(self._struct(found, properties, path, depth))
+            return pa.struct(self._struct(alternatives, properties, path, depth))
         if not any(properties) and any(members) and None not in members:
-            inside = [one for some in members for one in some or ()]
-            value, nullable = self.kind({"anyOf": inside}, f"{path}{{}}", depth + 1)
+            values = [schema for schemas in members for schema in schemas or ()]
+            value, nullable = self.kind({"anyOf": values}, f"{path}{{}}", depth + 1)
             return pa.map_(pa.string(), pa.field("value", value, nullable=nullable))
         return pa.string()
 
     def _struct(
-        self, found: list[Alternative], properties: list[dict[str, Any]], path: str, depth: int
+        self, alternatives: list[Alternative], properties: list[dict[str, Any]], path: str, depth: int
     ) -> Iterable[pa.Field]:
-        # A field is required if all alternatives require the property.
-        made = []
-        for name in dict.fromkeys(name for some in properties for name in some):
+        """Return a field for each property; a field is required if all alternatives require the property."""
+        fields = []
+        for name in dict.fromkeys(name for by_name in properties for name in by_name):
             self._fields += 1
             if self._fields > _MOST_FIELDS:
                 raise SchemaRefused(f"The JSON schema has more than {_MOST_FIELDS} fields: give the columns as schema.")
-            inner = {"anyOf": [some[name] for some in properties if name in some]}
+            inner = {"anyOf": [by_name[name] for by_name in properties if name in by_name]}
             kind, nullable = self.kind(inner, f"{path}.{name}" if path else name, depth + 1)
-            required = all(name in _get(one, "required", []) for one in found)
-            made.append(pa.field(name, kind, nullable=nullable or not required))
-        return made
+            is_required = all(name in _get(alternative, "required", []) for alternative in alternatives)
+            fields.append(pa.field(name, kind, nullable=nullable or not is_required))
+        return fields
 
 
 def _inside(schema: Any, key: str) -> Any:
@@ -301,8 +302,8 @@ def _inside(schema: Any, key: str) -> Any:
 
 def _get(schema: Any, word: str, default: Word) -> Word:
     """Return a schema's value for a keyword, or the default if the value has the wrong type."""
-    found = schema.get(word) if isinstance(schema, dict) else None
-    return found if isinstance(found, type(default)) else default
+    value = schema.get(word) if isinstance(schema, dict) else None
+    return value if isinstance(value, type(default)) else default
 
 
 def _types(schema: dict[str, Any], where: str) -> frozenset[str]:
@@ -323,33 +324,36 @@ def _type_of(value: Any) -> str:
     return names[type(value)]
 
 
-def _implied(one: Alternative) -> Alternative:
-    """Return an alternative with the type implied by `properties` or `items`, if all types are allowed."""
-    if one["type"] == _ANY and _get(one, "properties", {}):
-        return {**one, "type": _TYPES["object"]}
-    return {**one, "type": _TYPES["array"]} if one["type"] == _ANY and "items" in one else one
+def _implied(alternative: Alternative) -> Alternative:
+    """Return an alternative with the type that `properties` or `items` imply, if all types are allowed."""
+    if alternative["type"] != _ANY:
+        return alternative
+    if _get(alternative, "properties", {}):
+        return {**alternative, "type": _TYPES["object"]}
+    return {**alternative, "type": _TYPES["array"]} if "items" in alternative else alternative
 
 
-def _members(one: Alternative) -> list[Any] | None:
-    """Return the schemas of members except properties, or None if any member is allowed.
+def _members(alternative: Alternative) -> list[Any] | None:
+    """Return the schemas of an object's members except properties, or None if any member is allowed.
 
     An empty list allows no further member.
     """
-    patterns, others = list(_get(one, "patternProperties", {}).values()), one.get("additionalProperties")
-    if others is False or (others is None and patterns):
+    patterns = list(_get(alternative, "patternProperties", {}).values())
+    further = alternative.get("additionalProperties")
+    if further is False or (further is None and patterns):
         return patterns
-    return [*patterns, others] if isinstance(others, dict) and others else None
+    return [*patterns, further] if isinstance(further, dict) and further else None
 
 
-def _both(one: Alternative, other: Alternative) -> Alternative:
-    """Return the alternative for values allowed by both alternatives; its `type` is empty if no value is."""
-    both = {**one, **other, "type": one["type"] & other["type"]}
-    shared = {word: (_get(one, word, {}), _get(other, word, {})) for word in ("properties", "patternProperties")}
-    for word, (first, second) in shared.items():
-        alike = {name: {"allOf": [first[name], second[name]]} for name in first if name in second}
-        both[word] = first | second | alike
-    both["required"] = _get(one, "required", []) + _get(other, "required", [])
+def _both(first: Alternative, second: Alternative) -> Alternative:
+    """Return the alternative for the values that both alternatives allow; its `type` is empty if there are none."""
+    both = {**first, **second, "type": first["type"] & second["type"]}
+    for word in ("properties", "patternProperties"):
+        members, others = _get(first, word, {}), _get(second, word, {})
+        shared = {name: {"allOf": [members[name], others[name]]} for name in members if name in others}
+        both[word] = members | others | shared
+    both["required"] = _get(first, "required", []) + _get(second, "required", [])
     for word in ("items", "additionalProperties"):
-        if isinstance(one.get(word), dict) and isinstance(other.get(word), dict):
-            both[word] = {"allOf": [one[word], other[word]]}
+        if isinstance(first.get(word), dict) and isinstance(second.get(word), dict):
+            both[word] = {"allOf": [first[word], second[word]]}
     return both

@@ -1,9 +1,9 @@
 """Many JSON documents of a few layouts: the scalars are cut out, and proven to be the whole content.
 
-A document is taken only when it equals, byte for byte, the literals of a layout with its own scalars between them.
-The user of the scalars checks that a text has no quote, no backslash, no control character and only valid UTF-8, and
-that another scalar is a number, true, false or null. Then the document is valid, no key is repeated, and no member
-goes unseen; how the positions were found does not matter.
+A layout is the text of a document without its scalars. A document has a layout only if it equals, byte for byte, the
+layout's literals with scalars between them. The caller checks that a text has no quote, no backslash, no control
+character and only valid UTF-8, and that another scalar is a number, true, false or null. Then the document is valid, no
+key is repeated, and no member is missing, however the positions were found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from airflow_lakestream.decode.values.outcome import Misfit
 
 Path = tuple[str, ...]
 
-# A document is parsed in Python, which pays if thousands of documents share its layout.
+# The most bytes of a document whose layout is found: this is done in Python, which pays if thousands of documents share
+# the layout.
 _MOST_BYTES = 1 << 16
 
 _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
@@ -30,7 +31,7 @@ _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
 
 @dataclass(frozen=True, slots=True)
 class LayoutSlot:
-    """Place of a scalar in a layout: its path in the document, and whether it is a text."""
+    """A scalar's place in a layout: the path in the document, and whether the scalar is a text."""
 
     path: Path
     is_text: bool
@@ -38,10 +39,10 @@ class LayoutSlot:
 
 @dataclass(frozen=True, slots=True)
 class JsonLayout:
-    """Layout of documents: `literals` with a scalar between each two, described by `slots`.
+    """Layout of documents: `literals`, with a scalar of `slots` between each two.
 
-    The quotes of a text belong to the literals. `objects` are the paths of the objects inside, and () for the document.
-    No path is listed twice.
+    The quotes of a text belong to the literals. `objects` are the paths of all objects, () for the document itself. No
+    path is listed twice.
     """
 
     slots: tuple[LayoutSlot, ...]
@@ -50,9 +51,9 @@ class JsonLayout:
 
 
 def layout_of(document: bytes) -> JsonLayout | None:
-    """Return the layout of a document, or None if the document has no layout.
+    """Return the layout of a document, or None.
 
-    That is an invalid or very long document, or one with an array, a backslash, a repeated key, or without a scalar.
+    No layout has an invalid or very long document, or one with an array, a backslash, a repeated key, or no scalar.
     """
     if len(document) > _MOST_BYTES or b"\\" in document:
         return None
@@ -66,7 +67,7 @@ def layout_of(document: bytes) -> JsonLayout | None:
 
 
 class _NoLayout(Exception):
-    """Signal: an array, or a repeated key."""
+    """The document has an array or a repeated key."""
 
 
 class _LayoutWalk:
@@ -122,20 +123,22 @@ _QUOTE = ord('"')
 # The possible first bytes of a scalar that is not a text.
 _BEGINS = np.zeros(256, np.bool_)
 _BEGINS[list(b"-0123456789tfn")] = True
-# At most this many layouts, until less than one document in _SHARE is left; the other documents go to other parsers.
+# The search ends after this number of layouts, with less than one in _SHARE documents left, or after this number of
+# documents without a common layout; another parser decodes the documents that are left.
 _MOST_LAYOUTS = 16
 _SHARE = 64
-_MISSES = 8
+_MOST_MISSES = 8
+# The documents that are compared with a new layout.
 _SAMPLE = 32
-# From this mean size on, a search for all quotes of all documents at once is faster.
-_LONG = 64
+# From this mean size of a text in bytes on, a search for all quotes of all documents at once is faster.
+_LONG_TEXT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutDocuments:
     """Documents of a layout: row numbers, and the starts and ends of the scalars of each slot.
 
-    The quotes of a string are not part of the scalar. `is_plain`: all texts are known to be valid between quotes.
+    The quotes of a text are not part of the scalar. `is_plain`: all texts are surely valid between quotes.
     """
 
     layout: JsonLayout
@@ -164,20 +167,20 @@ class LayoutSample:
 
     @property
     def pivot(self) -> int:
-        """Slot left over by the search from both ends: the longest slot on average, which is never searched."""
+        """The slot with the longest scalars on average, where the searches from both ends meet: it needs no search."""
         return self.means.index(max(self.means))
 
 
 @dataclass(frozen=True, slots=True)
 class _DocumentGroup:
-    """Selection of documents: row numbers, starts and ends."""
+    """Some of the documents: row numbers, starts and ends."""
 
     rows: Integers
     starts: Integers
     stops: Integers
 
     def pick(self, selection: Mask | slice) -> _DocumentGroup:
-        """Return a part of the selection."""
+        """Return the documents of a selection."""
         return _DocumentGroup(self.rows[selection], self.starts[selection], self.stops[selection])
 
 
@@ -188,9 +191,7 @@ class LayoutSorter:
         self._known: tuple[LayoutSample, ...] = ()
 
     def sort(self, values: pa.Array) -> list[LayoutDocuments]:
-        """Return the documents of each layout.
-
-        A document that has no layout, or a rare one, is left out.
+        """Return the documents of each layout, without documents that have no layout or a rare layout.
 
         :param values: a binary array.
         """
@@ -206,57 +207,57 @@ class LayoutSorter:
         if values.null_count:
             group = group.pick(values.is_valid().to_numpy(zero_copy_only=False))
         candidates, misses = list(known), 0
-        found: list[LayoutSample] = []
-        sorted_out: list[LayoutDocuments] = []
-        left = np.ones(count, np.bool_)
-        while misses < _MISSES and len(group.rows) > count // _SHARE and len(found) < _MOST_LAYOUTS:
-            one = candidates.pop(0) if candidates else _learn(text, group)
-            if one is None:
-                # The first document has no layout, or a rare one: the next document is tried.
+        layouts: list[LayoutSample] = []
+        parts: list[LayoutDocuments] = []
+        is_left = np.ones(count, np.bool_)
+        while misses < _MOST_MISSES and len(group.rows) > count // _SHARE and len(layouts) < _MOST_LAYOUTS:
+            layout = candidates.pop(0) if candidates else _learn(text, group)
+            if layout is None:
+                # The first document has no layout, or a rare layout: the next document is tried.
                 misses += 1
                 group = group.pick(slice(1, None))
                 continue
-            shaped = _LayoutMatch(text, group, one).run()
-            if not len(shaped.rows):
+            part = _LayoutMatch(text, group, layout).run()
+            if not len(part.rows):
                 continue
-            found.append(one)
-            sorted_out.append(shaped)
-            left[shaped.rows] = False
-            group = group.pick(left[group.rows])
+            layouts.append(layout)
+            parts.append(part)
+            is_left[part.rows] = False
+            group = group.pick(is_left[group.rows])
         # Common layouts first: later layouts then search fewer documents.
-        order = sorted(range(len(found)), key=lambda place: -len(sorted_out[place].rows))
-        self._known = tuple(found[place] for place in order)
-        if text.is_plain and _hold_no_quotes(text, sorted_out, left):
-            return [replace(shaped, is_plain=True) for shaped in sorted_out]
-        return sorted_out
+        order = sorted(range(len(layouts)), key=lambda place: -len(parts[place].rows))
+        self._known = tuple(layouts[place] for place in order)
+        if text.is_plain and _texts_have_no_quotes(text, parts, is_left):
+            return [replace(part, is_plain=True) for part in parts]
+        return parts
 
 
-def _hold_no_quotes(text: TextBuffer, parts: list[LayoutDocuments], left: Mask) -> bool:
-    """Return whether all quotes are in the literals of layouts, or in documents without a layout.
+def _texts_have_no_quotes(text: TextBuffer, parts: list[LayoutDocuments], is_left: Mask) -> bool:
+    """Return whether all quotes are in the literals of layouts, or in documents without a layout (`is_left`).
 
-    Then no text in a layout has a quote. False if many documents have no layout, since counting takes time.
+    False, too, if many documents have no layout, since counting their quotes takes time.
     """
-    if np.count_nonzero(left) > len(left) // _SHARE:
+    if np.count_nonzero(is_left) > len(is_left) // _SHARE:
         return False
     quotes = sum(len(part.rows) * sum(literal.count(b'"') for literal in part.layout.literals) for part in parts)
-    for row in np.flatnonzero(left):
+    for row in np.flatnonzero(is_left):
         quotes += int(np.count_nonzero(text.bytes[text.starts[row] : text.stops[row]] == _QUOTE))
     return quotes == text.quotes
 
 
 def _learn(text: TextBuffer, group: _DocumentGroup) -> LayoutSample | None:
-    """Return the layout of the first document, or None if impossible or shared by too few documents of a sample."""
+    """Return the layout of the first document, or None if too few documents of a sample share it, or without layout."""
     layout = layout_of(text.bytes[group.starts[0] : group.stops[0]].tobytes())
     if layout is None:
         return None
     unknown = LayoutSample(layout, (None,) * len(layout.slots), (0.0,) * len(layout.slots))
     sample = group.pick(slice(None, None, 1 + len(group.rows) // _SAMPLE))
-    shaped = _LayoutMatch(text, sample, unknown).run()
-    if len(shaped.rows) * _SAMPLE < len(sample.rows):
+    matches = _LayoutMatch(text, sample, unknown).run()
+    if len(matches.rows) * _SAMPLE < len(sample.rows):
         return None
-    sizes = [stops - starts for starts, stops in shaped.spans]
-    same = [int(some[0]) if (some == some[0]).all() else None for some in sizes]
-    return LayoutSample(layout, tuple(same), tuple(float(some.mean()) for some in sizes))
+    by_slot = [stops - starts for starts, stops in matches.spans]
+    fixed_sizes = [int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in by_slot]
+    return LayoutSample(layout, tuple(fixed_sizes), tuple(float(sizes.mean()) for sizes in by_slot))
 
 
 class _LayoutMatch:
@@ -289,21 +290,21 @@ class _LayoutMatch:
     def _forward(self, slot: int) -> None:
         """Take the scalar at the front, and the literal behind the scalar.
 
-        If the sample's scalars had one size, the size is tried first, and a search only if another literal follows.
+        If all scalars of the sample had the same size, this size is tried first, and then a search.
         """
         literal = self._layout.literals[slot + 1]
         size = self._known.sizes[slot]
         stops = self._front + size if size is not None else self._end(slot, self._front, self._back)
         fits = self._is_at(stops, literal)
         if size is not None and fits is not None:
-            rest = np.flatnonzero(~fits)
-            stops[rest] = self._end(slot, self._front[rest], self._back[rest])
+            misses = np.flatnonzero(~fits)
+            stops[misses] = self._end(slot, self._front[misses], self._back[misses])
             fits = self._is_at(stops, literal)
         starts, self._front = self._front, stops + len(literal)
         self._take(slot, starts, stops, fits)
 
     def _end(self, slot: int, starts: Integers, limit: Integers) -> Integers:
-        if self._layout.slots[slot].is_text and self._known.means[slot] > _LONG:
+        if self._layout.slots[slot].is_text and self._known.means[slot] > _LONG_TEXT:
             return self._text.next_quote(starts)
         return self._text.next_place(starts, limit, self._layout.literals[slot + 1][0])
 
@@ -314,8 +315,8 @@ class _LayoutMatch:
         starts = self._back - size if size is not None else self._begin(slot, self._back, self._front)
         fits = self._is_at(starts - len(literal), literal)
         if size is not None and fits is not None:
-            rest = np.flatnonzero(~fits)
-            starts[rest] = self._begin(slot, self._back[rest], self._front[rest])
+            misses = np.flatnonzero(~fits)
+            starts[misses] = self._begin(slot, self._back[misses], self._front[misses])
             fits = self._is_at(starts - len(literal), literal)
         stops, self._back = self._back, starts - len(literal)
         self._take(slot, starts, stops, fits)
@@ -323,26 +324,29 @@ class _LayoutMatch:
     def _begin(self, slot: int, stops: Integers, limit: Integers) -> Integers:
         return self._text.behind_last(stops, limit, self._layout.literals[slot][-1])
 
-    def _is_at(self, at: Integers, literal: bytes) -> Mask | None:
+    def _is_at(self, positions: Integers, literal: bytes) -> Mask | None:
         """Return a mask of the positions with the literal, or None if all positions have the literal."""
         try:
-            return self._text.equal(at, literal)
+            return self._text.equal(positions, literal)
         except IndexError:
-            fits: Mask = (at >= self._front) & (at + len(literal) <= self._back)
-            same = self._text.equal(at[fits], literal)
-            fits[fits] = True if same is None else same
+            # A position too close to the end of all documents: compare only positions inside of their document.
+            fits: Mask = (positions >= self._front) & (positions + len(literal) <= self._back)
+            is_equal = self._text.equal(positions[fits], literal)
+            fits[fits] = True if is_equal is None else is_equal
             return fits
 
     def _take(self, slot: int, starts: Integers, stops: Integers, fits: Mask | None) -> None:
+        """Set the scalars of a slot, and drop documents that do not match."""
         self._spans[slot] = (starts, stops)
         self._keep(fits)
         # A document whose match ran into another document is dropped: the match proves nothing.
         self._keep(self._front <= self._back)
         if not self._layout.slots[slot].is_text and (span := self._spans[slot]) is not None:
-            # A text, an object or an array in place of a number or the like: the document has another layout.
+            # A document with a text, an object or an array in place of the scalar has another layout.
             self._keep(_BEGINS[self._text.bytes[span[0]]])
 
     def _keep(self, fits: Mask | None) -> None:
+        """Drop the documents outside of the mask; None keeps all."""
         if fits is not None and not np.logical_and.reduce(fits):
             self._rows, self._front, self._back = self._rows[fits], self._front[fits], self._back[fits]
             self._spans = [span and (span[0][fits], span[1][fits]) for span in self._spans]

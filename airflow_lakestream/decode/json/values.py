@@ -1,6 +1,6 @@
-"""JSON values to column values, individually: the rules of "lossless or rejected", a function for each Arrow type.
+"""JSON values to column values, one by one: lossless, or rejected by Misfit. A function (coercion) for each Arrow type.
 
-The bulk path may take only what this path takes, with the same result.
+Bulk conversions may accept only values that are accepted here, with the same result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, quoted, shorten
 from airflow_lakestream.exceptions import InvalidArgument
 
+# A coercion: returns the column's value for a JSON value, or raises Misfit.
 Coerce = Callable[[Json], Any]
+# Coercions of types: a test of the type, and a function that returns the type's coercion.
 Scalars = Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Coerce]]]
 
 _WIDE = Context(prec=80)
@@ -34,9 +36,9 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re
 
 
 def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
-    """Return a function from a JSON value (None: null or missing) to a value of the field; it raises Misfit.
+    """Return the coercion of a field, for which a missing value is None, like null.
 
-    :param fail_unknown: a member of an inner object without a field is a misfit; otherwise ignored.
+    :param fail_unknown: whether a member of an inner object without a field is a misfit; otherwise ignored.
     :param path: path of the field, for errors about the type.
     :param scalars: coercions in place of the usual coercions of some types.
 
@@ -46,10 +48,10 @@ def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalar
     nullable = field.nullable
 
     def coerce_field(value: Json) -> Any:
-        found = None if value is None else coerce(value)
-        if found is None and not nullable:
+        coerced = None if value is None else coerce(value)
+        if coerced is None and not nullable:
             raise Misfit("is null or missing, and the column is required")
-        return found
+        return coerced
 
     return coerce_field
 
@@ -60,30 +62,27 @@ def fields_coercer(
     fail_unknown: bool,
     path: str = "",
     scalars: Scalars = (),
-    others: Mapping[str, Scalars] | None = None,
+    special: Mapping[str, Scalars] | None = None,
 ) -> Coerce:
-    """Return a function from a JSON object to a dict with a value for each field; see `field_coercer`.
+    """Return the coercion of a JSON object to a dict with a value for each field; see `field_coercer`.
 
-    :param others: coercions for single fields, by name, in place of `scalars`.
+    :param special: coercions for single fields, by name, in place of `scalars`.
     """
-    special = others or {}
-    for index, field in enumerate(fields):
-        if field.name in {other.name for other in fields[:index]}:
-            raise InvalidArgument("schema", f"{path}{field.name} is listed twice.")
-    parts = [
-        (name, field_coercer(field, fail_unknown=fail_unknown, path=path + name, scalars=special.get(name, scalars)))
-        for name, field in ((field.name, field) for field in fields)
-    ]
-    names = frozenset(name for name, _ in parts)
+    parts: dict[str, Coerce] = {}
+    for field in fields:
+        name, own = field.name, (special or {}).get(field.name, scalars)
+        if name in parts:
+            raise InvalidArgument("schema", f"{path}{name} is listed twice.")
+        parts[name] = field_coercer(field, fail_unknown=fail_unknown, path=path + name, scalars=own)
 
     def coerce_fields(value: Json) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Misfit(f"is {describe(value)}, not an object")
-        if fail_unknown and not names.issuperset(value):
-            raise Misfit("the schema has no such field").inside("." + next(k for k in value if k not in names))
+        if fail_unknown and not parts.keys() >= value.keys():
+            raise Misfit("the schema has no such field").inside("." + next(k for k in value if k not in parts))
         row = {}
         try:
-            for name, coerce in parts:
+            for name, coerce in parts.items():
                 row[name] = coerce(value.get(name))
         except Misfit as misfit:
             raise misfit.inside("." + name) from None
@@ -93,7 +92,6 @@ def fields_coercer(
 
 
 def _coercer(kind: pa.DataType, *, fail_unknown: bool, path: str, scalars: Scalars) -> Coerce:
-    # The coercions in `scalars` come before the usual coercions of scalars, and the first match counts.
     if t.is_struct(kind):
         return fields_coercer(list(kind), fail_unknown=fail_unknown, path=path + ".", scalars=scalars)
     inside = partial(field_coercer, fail_unknown=fail_unknown, scalars=scalars)
@@ -101,8 +99,8 @@ def _coercer(kind: pa.DataType, *, fail_unknown: bool, path: str, scalars: Scala
         return _list(inside(kind.value_field, path=path + "[]"))
     if t.is_map(kind) and (t.is_string(kind.key_type) or t.is_large_string(kind.key_type)):
         return _map(inside(kind.item_field, path=path + "{}"))
-    for matches, make in (*scalars, *_SCALARS):
-        if matches(kind):
+    for is_kind, make in (*scalars, *_SCALARS):
+        if is_kind(kind):
             return make(kind)
     raise InvalidArgument("schema", f"{path} has the type {kind}, which JSON can't fill.")
 
@@ -173,18 +171,18 @@ def _integral(text: str) -> int:
 def floating(kind: pa.DataType) -> Coerce:
     """Return the coercion of numbers to the nearest double or float.
 
-    Integers have to be exact, and only a zero becomes 0. Another number may be rounded, also an integer with an
+    Integers have to be exact, and only a zero becomes 0. Other numbers may be rounded, even an integer with an
     exponent: 1e23 has no exact double, and every program writes doubles like this.
     """
-    double = t.is_float64(kind)
-    # Integers of this length are all exact: below 2**53, and below 2**24.
-    surely_exact = 15 if double else 7
+    is_double = t.is_float64(kind)
+    # The characters up to which an integer is surely exact: below 2**53, or below 2**24.
+    surely_exact = 15 if is_double else 7
 
     def coerce(value: Json) -> float:
         if not isinstance(value, JsonNumber):
             raise Misfit(f"is {describe(value)}, not a number")
-        # Arrow rounds the text to a float32 in one step; going through a double would round twice.
-        number: float = float(value) if double else pa.scalar(str(value)).cast(kind).as_py()
+        # Arrow rounds the text to a float32 in one step; by way of a double it would be rounded twice.
+        number: float = float(value) if is_double else pa.scalar(str(value)).cast(kind).as_py()
         if number in (float("inf"), float("-inf")):
             raise Misfit(f"{shorten(value)} is out of range for {kind}")
         if number == 0 and not _ZERO.match(value):
@@ -203,11 +201,14 @@ def _string(kind: pa.DataType) -> Coerce:
     return coerce
 
 
-def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
+def _from_text(read: Callable[[str], Any], content: str) -> Coerce:
+    """Return the coercion of texts by `read`; `content` is the expected content in words."""
+
     def coerce(value: Json) -> Any:
         if type(value) is not str:
-            hint = iso8601.epoch_hint(value) if what.startswith(_DATE_TIME) and isinstance(value, JsonNumber) else ""
-            raise Misfit(f"is {describe(value)}, not a string with {what}{hint}")
+            is_number_for_time = content.startswith(_DATE_TIME) and isinstance(value, JsonNumber)
+            hint = iso8601.epoch_hint(value) if is_number_for_time else ""
+            raise Misfit(f"is {describe(value)}, not a string with {content}{hint}")
         return read(value)
 
     return coerce
@@ -216,8 +217,8 @@ def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
 def timestamp(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
     """Return the coercion of a date-time's text; see `iso8601.micros`."""
     zoned = kind.tz is not None
-    what = f"{_DATE_TIME} " + ("with a zone" if zoned else "without a zone")
-    return _from_text(partial(iso8601.micros, zoned=zoned, cuts=cuts), what)
+    content = f"{_DATE_TIME} " + ("with a zone" if zoned else "without a zone")
+    return _from_text(partial(iso8601.micros, zoned=zoned, cuts=cuts), content)
 
 
 def time_of_day(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
@@ -281,7 +282,7 @@ def base64_bytes(text: str, size: int | None = None) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Misfit(f"{quoted(text)} is not base64") from None
-    # Bytes have several base64 texts; the usual text alone is accepted, so that the bytes have the whole information.
+    # Several base64 texts mean the same bytes. Only the usual text is accepted, so that no information is lost.
     if base64.b64encode(data) != text.encode():
         raise Misfit(f"{quoted(text)} is not canonical base64")
     if size is not None and len(data) != size:
@@ -290,7 +291,7 @@ def base64_bytes(text: str, size: int | None = None) -> bytes:
 
 
 def is_uuid(kind: pa.DataType) -> bool:
-    """Whether this is Arrow's UUID extension type."""
+    """Return whether a type is Arrow's UUID extension type."""
     return isinstance(kind, pa.UuidType)
 
 
@@ -321,7 +322,7 @@ _CUTTING: Scalars = (
 
 
 def scalars_for(finer: TimestampsFiner) -> Scalars:
-    """Return the coercions for cutting times, or an empty tuple if times are not cut."""
+    """Return the coercions that cut times to microseconds, or () if times are not cut."""
     return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()
 
 

@@ -21,10 +21,12 @@ from airflow_lakestream.registry.client import RegisteredSchema, SchemaNotFound,
 
 log = logging.getLogger(__name__)
 
-# Many enough that numpy's calls cost little by comparison, few enough that all data stays in the cache.
-_ROWS = 12_500
-_BYTES = 32 << 20
+# The most values and bytes that are decoded at once: enough that numpy's calls cost little by comparison, and few
+# enough for the processor's cache.
+_MOST_ROWS = 12_500
+_MOST_BYTES = 32 << 20
 
+# Reads the records in the lanes, and returns the columns.
 Read = Callable[[ByteLanes], list[pa.Array]]
 
 
@@ -51,7 +53,8 @@ class FramedDecoder(SchemaDecoder, ABC):
     ) -> None:
         super().__init__(schema, unknown_fields)
         self.registry, self.finer = registry, finer
-        # By topic and schema: the versions of a topic's schemas have other names of the fields.
+        # By topic and schema: the reader, or the reason why all records are bad. The topic matters, since its schema's
+        # versions have alternative names of fields.
         self._readers: dict[tuple[str, Hashable], Read | str] = {}
         # The fields already logged as having a column of another name.
         self._fields_warned: set[str] = set()
@@ -79,22 +82,23 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _chunk(
         self, topic: str, values: pa.Array, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
-        # `first` is the position of the chunk in the batch; the bad records are added to `bad`.
+        """Yield tables of a chunk's good records, with positions in the chunk, which begins at `first` in the batch."""
         lanes, rows = ByteLanes.over(values), np.arange(len(values))
         if values.null_count:
-            there = values.is_valid().to_numpy(zero_copy_only=False)
-            yield from self._tombstones(rows[~there], first, bad)
-            lanes, rows = lanes.take(there), rows[there]
-        # The schemas of many records are requested first: a registry answers only a limited number of vain requests.
-        for key, schema_id, found in sorted(self._split(lanes), key=lambda part: -len(part[2])):
-            yield from self._read(self._reader(topic, key), schema_id, lanes.take(found), rows[found], first, bad)
+            is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+            yield from self._tombstones(rows[~is_valid], first, bad)
+            lanes, rows = lanes.take(is_valid), rows[is_valid]
+        # The schemas of many records are requested first: requests for unknown ids are limited.
+        for key, schema_id, numbers in sorted(self._split(lanes), key=lambda part: -len(part[2])):
+            part, part_rows = lanes.take(numbers), rows[numbers]
+            yield from self._read(self._reader(topic, key), schema_id, part, part_rows, first, bad)
         bad.extend(
             BadRow(first + int(rows[lane]), lanes.reasons[lanes.failure[lane]])
             for lane in np.flatnonzero(lanes.failure)
         )
 
     def _tombstones(self, rows: Integers, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
-        # A record without a value is a row of nulls, and bad if a column is required.
+        """Yield rows of nulls for records without a value, or add them to `bad` if a column is required."""
         required = [field.name for field in self.schema if not field.nullable]
         if required:
             reason = f"{required[0]}: the value is null (a tombstone), and the column is required"
@@ -105,7 +109,7 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _read(
         self, read: Read | str, schema_id: int | None, lanes: ByteLanes, rows: Integers, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
-        # Yields the rows of a schema's records, with their numbers in the chunk.
+        """Yield the rows of a schema's records, with their positions in the chunk; add bad records to `bad`."""
         if isinstance(read, str):
             bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
             return
@@ -126,17 +130,17 @@ class FramedDecoder(SchemaDecoder, ABC):
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
     def _reader(self, topic: str, key: Hashable) -> Read | str:
-        """Return the reader for a topic's records of this schema, or else the reason why all of these are bad."""
-        known = (topic, key)
-        if known not in self._readers:
+        """Return the reader for a topic's records of a schema, or the reason why all these records are bad."""
+        reader_key = (topic, key)
+        if reader_key not in self._readers:
             try:
-                self._readers[known] = self._compile(topic, key)
+                self._readers[reader_key] = self._compile(topic, key)
             except Unfit as unfit:
-                self._readers[known] = str(unfit)
+                self._readers[reader_key] = str(unfit)
             except SchemaNotFound as error:
-                # Not cached: the schema may be registered soon, and bytes that are not an id would fill the memory.
+                # Not kept: the schema may be registered soon, and bytes that are not an id would fill the memory.
                 return str(error)
-        return self._readers[known]
+        return self._readers[reader_key]
 
     def _registered(self, schema_id: int) -> RegisteredSchema:
         """Return a schema of this decoder's kind from the registry. Raises Unfit for a schema of another kind."""
@@ -153,30 +157,30 @@ class FramedDecoder(SchemaDecoder, ABC):
         compile_by: Callable[[FieldNaming], Read],
         names: Callable[[Sequence[RegisteredSchema]], OtherNames],
     ) -> Read:
-        """Return a reader by the field names in the schema, or also by the names in its further versions.
+        """Return a reader by the field names in the schema, or by alternative names in its further versions.
 
-        The registry is asked for further versions only if a column has no field and a field no column. If the further
-        names do not fit, the reader by the schema alone stays. A field in a column of another name is logged once.
+        Further versions are requested only if a column has no field and a field has no column. If the alternative names
+        are unfit, the reader by the schema alone is returned. A field in a column of another name is logged once.
 
         :param compile_by: returns the reader for a naming.
-        :param names: returns the other names by these versions, and by the schema itself.
+        :param names: returns the alternative names in these versions and in the schema itself.
 
-        Raises Unfit if neither naming gives a reader.
+        Raises Unfit if neither naming has a reader.
         """
-        naming, read, refused = FieldNaming(names([])), None, None
+        naming, read, error = FieldNaming(names([])), None, None
         try:
             read = compile_by(naming)
         except Unfit as unfit:
-            refused = unfit
+            error = unfit
         if naming.may_lack_names and (versions := versions_of(self.registry, topic, self.kind)):
             wider = FieldNaming(names(versions))
             try:
                 read, naming = compile_by(wider), wider
             except Unfit as unfit:
-                refused = unfit
+                error = unfit
         if read is None:
-            assert refused is not None, "it is compiled, or it is not"
-            raise refused
+            assert error is not None, "without a reader, a naming was unfit"
+            raise error
         for field, column in naming.found.items():
             if field not in self._fields_warned:
                 self._fields_warned.add(field)
@@ -185,14 +189,14 @@ class FramedDecoder(SchemaDecoder, ABC):
 
     @abstractmethod
     def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
-        """Move the lanes behind the framing; yield each schema's key, registry id or None, and lane numbers.
+        """Move the lanes behind the framing; yield each schema's key, id in the registry (or None), and lane numbers.
 
-        Lanes that fail by then are bad records; later failures are not visible in `lanes`.
+        The key identifies the schema in `_compile`. A lane that fails here is a bad record, and is not yielded.
         """
 
     @abstractmethod
     def _compile(self, topic: str, key: Hashable) -> Read:
-        """Return the reader for a topic's records of this schema. Raises Unfit and the registry's errors."""
+        """Return the reader for a topic's records of the schema `key`. Raises Unfit and the registry's errors."""
 
 
 def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
@@ -202,8 +206,8 @@ def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
     """
     first = 0
     while first < len(values):
-        last = min(first + _ROWS, len(values))
-        while last - first > 1 and _size(values, first, last) > _BYTES:
+        last = min(first + _MOST_ROWS, len(values))
+        while last - first > 1 and _size(values, first, last) > _MOST_BYTES:
             last = first + (last - first) // 2
         yield first, last
         first = last
@@ -214,6 +218,7 @@ def _size(values: pa.Array, first: int, last: int) -> int:
     return int(offsets[last]) - int(offsets[first])
 
 
+# The bytes of Confluent's header: a zero, and four bytes of the schema's id.
 HEADER = 5
 
 
@@ -240,9 +245,9 @@ def groups(values: Integers, among: Mask) -> Iterator[tuple[int, Integers]]:
     rows = np.flatnonzero(among)
     if not len(rows):
         return
-    found = values[rows]
-    if (found == found[0]).all():
-        yield int(found[0]), rows
+    chosen = values[rows]
+    if (chosen == chosen[0]).all():
+        yield int(chosen[0]), rows
         return
-    for value in np.unique(found):
-        yield int(value), rows[found == value]
+    for value in np.unique(chosen):
+        yield int(value), rows[chosen == value]

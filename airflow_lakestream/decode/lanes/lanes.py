@@ -1,8 +1,8 @@
-"""Many byte strings read at the same time: each step reads the next item of every lane, with numpy.
+"""Many records read at the same time: each step reads the next item of every record, with numpy.
 
-A binary format has no borders that a columnar reader could trust, but a decoder that goes field by field needs none:
-each lane is one record, with its own position and end, and a failed lane leaves the other lanes alone. Lists and maps
-are put together from values that were read in another order than the records'.
+A lane is a record (or a value inside a record) with its own position and end. A decoder reads field by field, in all
+lanes at once, and a failed lane does not affect other lanes. The values of lists and maps are not read in the records'
+order, and are sorted afterwards.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-# Reads go a little over the end of a lane before the check of the end.
+# Bytes behind the last lane: reads go a little over the end of a lane before the check of the end.
 _PADDING = 64
 
 _HIGH = np.uint64(0x8080808080808080)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONE = np.uint64(1)
-# Groups of 7 bits move together in three steps: pairs of bytes, of 16 bits, of 32 bits.
+# The groups of 7 bits in a word are joined in three steps: pairs of bytes, of 16 bits, of 32 bits.
 _STEPS = (
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
@@ -70,7 +70,7 @@ class ByteLanes:
         return self._with(self.pos[rows], self.end[rows], self.failure[rows])
 
     def put(self, rows: Integers | Mask, lanes: ByteLanes) -> None:
-        """Take over the positions and failures of `lanes`, a selection of these rows by `take`."""
+        """Copy the positions and failures of `lanes` to these rows, from which `take` has selected `lanes`."""
         self.pos[rows] = lanes.pos
         self.end[rows] = lanes.end
         self.failure[rows] = lanes.failure
@@ -85,17 +85,17 @@ class ByteLanes:
         part.pos, part.end, part.failure = pos, end, failure
         return part
 
-    def fail(self, hit: Mask, reason: str) -> None:
+    def fail(self, mask: Mask, reason: str) -> None:
         """Mark lanes as failed, and empty them; a lane keeps the reason of the first failure."""
-        if not hit.any():
+        if not mask.any():
             return
         if reason not in self.reasons:
             self.reasons.append(reason)
-        self.failure[hit & (self.failure == 0)] = self.reasons.index(reason)
-        self.pos[hit] = 0
-        self.end[hit] = 0
+        self.failure[mask & (self.failure == 0)] = self.reasons.index(reason)
+        self.pos[mask] = 0
+        self.end[mask] = 0
 
-    def blame(self, lane: int, reason: str) -> None:
+    def replace_reason(self, lane: int, reason: str) -> None:
         """Replace the reason of a lane's failure; an empty reason removes the failure, but the lane stays empty."""
         if reason not in self.reasons:
             self.reasons.append(reason)
@@ -141,19 +141,19 @@ class ByteLanes:
         word = self.words[self.pos]
         stops = ~word & _HIGH
         below = (stops & (~stops + _ONE)) - _ONE
-        # Bytes up to the first without its high bit; 8 if all eight have it.
+        # The number of bytes up to the first byte without a high bit; 8 if all eight have a high bit.
         sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
         values = word & below & _LOW
         for low, high, shift in _STEPS:
             values = (values & low) | ((values & high) >> shift)
-        long = stops == 0
-        if long.any():
-            self._long_varints(np.flatnonzero(long), values, sizes, path)
+        is_long = stops == 0
+        if is_long.any():
+            self._long_varints(np.flatnonzero(is_long), values, sizes, path)
         self.skip(sizes, path)
         return values
 
     def _long_varints(self, rows: Integers, values: Words, sizes: Integers, path: str) -> None:
-        # Completes the numbers of nine and ten bytes in `values` and `sizes`: a word has only the first eight bytes.
+        """Complete the numbers of nine and ten bytes in `values` and `sizes`: a word has only the first eight bytes."""
         ninth = self.data[self.pos[rows] + 8].astype(np.uint64)
         tenth = np.where(ninth < 0x80, np.uint8(0), self.data[self.pos[rows] + 9]).astype(np.uint64)
         values[rows] |= ((ninth & np.uint64(0x7F)) << np.uint64(56)) | ((tenth & _ONE) << np.uint64(63))
@@ -164,7 +164,7 @@ class ByteLanes:
         self.fail(too_long, f"{path}: a number of more than 64 bits")
 
     def zigzags(self, path: str) -> Integers:
-        """Read a signed number in zigzag encoding in each lane: small numbers are short."""
+        """Read a signed number in zigzag encoding in each lane."""
         values = self.varints(path)
         return ((values >> _ONE) ^ (~(values & _ONE) + _ONE)).view(np.int64)
 
@@ -196,7 +196,10 @@ class ByteLanes:
         return self._ordered(starts[order], lengths[order], places)
 
     def _ordered(self, starts: Integers, lengths: Integers, places: Integers) -> pa.Array:
-        # An array of the spans and of the gaps between them, over the very same buffer: Arrow copies each span at once.
+        """Return spans in the order of `places`; the spans must be ascending.
+
+        An Arrow array over the lanes' own buffer has the spans and the gaps between them, and `take` copies the spans.
+        """
         offsets = np.zeros(2 * len(starts) + 1, np.int32)
         offsets[0:-1:2] = starts
         offsets[1::2] = starts + lengths
@@ -215,10 +218,10 @@ def cut(values: pa.Array, before: int, behind: int = 0) -> pa.Array:
     The values have to be long enough. Arrow's own `binary_slice` fails on some arrays ("Negative buffer resize"; 26.0).
     """
     lanes = ByteLanes.over(values)
-    there = values.is_valid().to_numpy(zero_copy_only=False)
-    lengths = np.where(there, lanes.end - lanes.pos - before - behind, 0)
-    inner = lanes.binary(lanes.pos + np.where(there, before, 0), lengths)
-    return inner if there.all() else pc.if_else(pa.array(there), inner, pa.scalar(None, inner.type))
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.where(is_valid, lanes.end - lanes.pos - before - behind, 0)
+    inner = lanes.binary(lanes.pos + np.where(is_valid, before, 0), lengths)
+    return inner if is_valid.all() else pc.if_else(pa.array(is_valid), inner, pa.scalar(None, inner.type))
 
 
 def merged(parts: list[pa.Array], order: Integers, kind: pa.DataType) -> pa.Array:
@@ -260,12 +263,12 @@ def last_of_each_key(entries: pa.Array, lengths: Integers) -> tuple[pa.Array, In
         return entries, lengths
     keys = entries.field(0).dictionary_encode()
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    places = owners * len(keys.dictionary) + keys.indices.to_numpy().astype(np.int64)
-    # The first occurrence of each, seen from the end.
-    _, found = np.unique(places[::-1], return_index=True)
-    if len(found) == len(places):
+    # A number for each pair of map and key; the last entry of each is the first in reverse order.
+    pairs = owners * len(keys.dictionary) + keys.indices.to_numpy().astype(np.int64)
+    _, last_reversed = np.unique(pairs[::-1], return_index=True)
+    if len(last_reversed) == len(pairs):
         return entries, lengths
-    kept = np.sort(len(places) - 1 - found)
+    kept = np.sort(len(pairs) - 1 - last_reversed)
     return entries.take(pa.array(kept)), np.bincount(owners[kept], minlength=len(lengths))
 
 

@@ -1,4 +1,4 @@
-"""Conversion of a binary format's values to columns: every converter is exact, or else fails the lane.
+"""Conversion of a binary format's values to columns: each converter is exact, or fails the lane.
 
 The argument `path` is the field's path, for the reason of a failure; `kind` is the type of the column.
 """
@@ -22,11 +22,11 @@ from airflow_lakestream.tables.schema import value_ranges
 from airflow_lakestream.tables.schema.value_ranges import DECIMAL_DIGITS, decimal_text, fitting_decimal
 
 Converter = Callable[[ByteLanes, Any], pa.Array]
-"""Converter: makes a column of values just read from lanes: integers, floats, or bytes (an Arrow array of binary)."""
+"""Returns a column for the values just read in all lanes: integers, floats, or bytes (an Arrow array of binary)."""
 
 
 class Unfit(Exception):
-    """Error: no value of this kind can become a value of this column; the text has the reason."""
+    """No value of a field can become a value of the column; the text has the reason."""
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -68,14 +68,14 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Converter:
     exact = np.uint64(1 << (53 if t.is_float64(kind) else 24))
 
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
-        size = values if values.dtype == np.uint64 else np.abs(values).view(np.uint64)
+        absolute = values if values.dtype == np.uint64 else np.abs(values).view(np.uint64)
         floats = values.astype(f"float{kind.bit_width}")
-        large = size > exact
-        if large.any():
+        is_lossy = absolute > exact
+        if is_lossy.any():
             # Larger integers are exact if they end in enough zeros.
-            rows = np.flatnonzero(large)
-            large[rows] = [int(float(floats[row])) != int(values[row]) for row in rows]
-        lanes.fail(large, f"{path}: an integer that {kind} can't hold exactly")
+            rows = np.flatnonzero(is_lossy)
+            is_lossy[rows] = [int(float(floats[row])) != int(values[row]) for row in rows]
+        lanes.fail(is_lossy, f"{path}: an integer that {kind} can't hold exactly")
         return pa.array(floats)
 
     return fit
@@ -85,9 +85,9 @@ def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Converter:
     def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         # A limit beyond the integers' 64 bits excludes no number.
         limit = 10 ** (kind.precision - kind.scale) if kind.scale <= kind.precision else 1
-        if values.dtype == np.uint64:
-            lanes.fail(values >= np.uint64(min(limit, 2**64 - 1)), out_of_range) if limit < 2**64 else None
-        elif limit < 2**63:
+        if values.dtype == np.uint64 and limit < 2**64:
+            lanes.fail(values >= np.uint64(limit), out_of_range)
+        elif values.dtype != np.uint64 and limit < 2**63:
             lanes.fail((values <= -limit) | (values >= limit), out_of_range)
         values = np.where(lanes.failure == 0, values, values.dtype.type(0))
         low = values.view(np.int64)
@@ -99,6 +99,7 @@ def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Converter:
 
 
 def _decimals(low: Integers, high: Integers, kind: pa.DataType) -> pa.Array:
+    """Return decimals from the lower and the upper 64 bits of their unscaled numbers."""
     pairs = np.stack([low, high], axis=1)
     return pa.Array.from_buffers(kind, len(low), [None, pa.py_buffer(np.ascontiguousarray(pairs))])
 
@@ -163,10 +164,7 @@ def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -
 
 
 def _in_micros(lanes: ByteLanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
-    """Return nanoseconds as microseconds, rounded down, also before 1970.
-
-    If times are not truncated, a remainder fails the lane.
-    """
+    """Return nanoseconds as microseconds, rounded down, even before 1970; fail lanes with a remainder, by policy."""
     if finer is TimestampsFiner.REJECT:
         lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_NUMBER}")
     return nanos // 1000
@@ -176,7 +174,8 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: 
     """Return the converter of timestamps into a column of timestamps in microseconds, or of integers, see `integers`.
 
     :param nanos: unit of the values, in nanoseconds.
-    :param zoned: the values are instants, and need a column with a zone; otherwise local times, and a column without.
+    :param zoned: whether the values are instants, which need a column with a zone, or local times, which need a column
+        without a zone.
 
     Raises Unfit.
     """
@@ -214,18 +213,18 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Converter:
             try:
                 micros[row] = iso8601.micros(value.decode(), zoned=True, cuts=finer is TimestampsFiner.TRUNCATE)
             except (Misfit, UnicodeDecodeError) as error:
-                hit = np.zeros(len(values), np.bool_)
-                hit[row] = True
-                # Without the text: each text would be a reason of its own.
-                known = value_ranges.FINER_TEXT if value_ranges.FINER in str(error) else _NO_INSTANT
-                lanes.fail(hit, f"{path}: {known}")
+                mask = np.zeros(len(values), np.bool_)
+                mask[row] = True
+                # The reason does not quote the text: each text would be a reason of its own.
+                problem = value_ranges.FINER_TEXT if value_ranges.FINER in str(error) else _NO_INSTANT
+                lanes.fail(mask, f"{path}: {problem}")
         return pa.array(micros).view(kind)
 
     return fit
 
 
 def blobs(kind: pa.DataType, path: str) -> Converter:
-    """Return the converter of bytes into a column of bytes; into a column of text, if they are UTF-8. Raises Unfit."""
+    """Return the converter of bytes into a column of bytes, or of text if the bytes are UTF-8. Raises Unfit."""
     if t.is_binary(kind):
         return lambda lanes, values: values
     if t.is_large_binary(kind):
@@ -238,7 +237,7 @@ def blobs(kind: pa.DataType, path: str) -> Converter:
 
 
 def _sized(kind: pa.DataType, path: str) -> Converter:
-    # Returns the converter of values of exactly as many bytes as the column has.
+    """Return the converter of bytes into a column of fixed-size bytes; a value of another size fails its lane."""
     size = kind.byte_width
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
@@ -266,9 +265,9 @@ def texts(kind: pa.DataType, path: str) -> Converter:
         try:
             text = values.cast(target)
         except pa.ArrowInvalid:
-            wrong = _no_texts(values)
-            lanes.fail(wrong, f"{path}: invalid UTF-8")
-            text = pc.if_else(pa.array(wrong), b"", values).cast(target)
+            is_invalid = _invalid_texts(values)
+            lanes.fail(is_invalid, f"{path}: invalid UTF-8")
+            text = pc.if_else(pa.array(is_invalid), b"", values).cast(target)
         return text if target == kind else text.cast(kind)
 
     return fit
@@ -277,13 +276,13 @@ def texts(kind: pa.DataType, path: str) -> Converter:
 _UNCHECKED = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
 
 
-def _no_texts(values: pa.Array) -> Mask:
+def _invalid_texts(values: pa.Array) -> Mask:
     """Return a mask of the values with invalid UTF-8; only values beyond ASCII are checked individually."""
     ascii_only = pc.string_is_ascii(pc.cast(values, options=_UNCHECKED)).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(~ascii_only)
-    wrong = np.zeros(len(values), np.bool_)
-    wrong[rows] = [not_utf8(value) for value in values.take(pa.array(rows)).to_pylist()]
-    return wrong
+    is_invalid = np.zeros(len(values), np.bool_)
+    is_invalid[rows] = [not_utf8(value) for value in values.take(pa.array(rows)).to_pylist()]
+    return is_invalid
 
 
 def not_utf8(value: bytes | None) -> bool:
@@ -295,6 +294,7 @@ def not_utf8(value: bytes | None) -> bool:
     return False
 
 
+# The places of dashes and digits in a UUID's text, and the number of each hexadecimal digit; 255 for other characters.
 _DASHES = (8, 13, 18, 23)
 _DIGITS = np.array([place for place in range(36) if place not in _DASHES])
 _NIBBLES = np.full(256, 255, np.uint8)
@@ -303,7 +303,8 @@ for _value, _digit in enumerate("0123456789abcdef"):
 
 
 def _uuids(path: str) -> Converter:
-    # Returns the converter of UUIDs in the usual text form, as 16 bytes.
+    """Return the converter of UUIDs in the usual text form into 16 bytes."""
+
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         sized = _sized(pa.binary(36), path)(lanes, values)
         text = np.frombuffer(sized.buffers()[1], np.uint8)[sized.offset * 36 :][: 36 * len(values)].reshape(-1, 36)
@@ -322,11 +323,11 @@ def fixed_binary(rows: Bytes) -> pa.Array:
 
 
 def decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
-    """Return the converter of unscaled numbers into a column of decimals or of text. Raises Unfit.
+    """Return the converter of decimals' unscaled numbers into a column of decimals or of text. Raises Unfit.
 
-    A number is in big-endian two's complement, as bytes.
+    The numbers are bytes in big-endian two's complement.
 
-    :param scale: scale of the numbers; it may be below 0.
+    :param scale: scale of the decimals, which may be below 0.
     """
     if t.is_string(kind) or t.is_large_string(kind):
         return _decimal_texts(kind, path, scale)
@@ -334,7 +335,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
         raise Unfit(f"{path}: a decimal can't become {kind}")
     if not 0 <= scale <= DECIMAL_DIGITS:
         return _odd_decimals(kind, path, scale)
-    # More fraction digits than the number has always fit; whole digits are counted below.
+    # A column with more fraction digits than the numbers can represent all fractions; whole digits are checked below.
     integer_digits = kind.precision - kind.scale
     out_of_range = f"{path}: out of range for {kind}"
 
@@ -367,10 +368,10 @@ def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Converter:
     """Return the converter of numbers with a scale outside Arrow's range, converted one by one."""
 
     def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
-        found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
-        wrong = np.fromiter((one is None for one in found), np.bool_, len(found))
-        lanes.fail(wrong, f"{path}: out of range for {kind}, or of more fraction digits")
-        return pa.array([Decimal(0) if one is None else one for one in found], kind)
+        decimals = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
+        is_unfit = np.fromiter((decimal is None for decimal in decimals), np.bool_, len(decimals))
+        lanes.fail(is_unfit, f"{path}: out of range for {kind}, or of more fraction digits")
+        return pa.array([Decimal(0) if decimal is None else decimal for decimal in decimals], kind)
 
     return fit
 
@@ -392,16 +393,17 @@ def _shortened(value: bytes) -> bytes:
 
 
 def _twos_complement(values: pa.Array, lengths: Integers) -> tuple[Integers, Integers]:
-    # Returns the lower and the upper 64 bits of each number; an empty value is 0.
+    """Return the lower and the upper 64 bits of numbers of up to 16 bytes; an empty value is 0."""
     offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
     padded = np.concatenate([data, np.zeros(1, np.uint8)])
     first = padded[np.minimum(offsets[:-1], len(padded) - 1)]
-    fill = np.where((first >= 0x80) & (lengths > 0), np.uint8(255), np.uint8(0))
+    # Bytes ahead of a number repeat its sign.
+    sign_bytes = np.where((first >= 0x80) & (lengths > 0), np.uint8(255), np.uint8(0))
     table = np.empty((len(values), 16), np.uint8)
     for place in range(16):
-        here = lengths > place
-        table[:, place] = np.where(here, padded[np.where(here, offsets[1:] - 1 - place, 0)], fill)
+        has_byte = lengths > place
+        table[:, place] = np.where(has_byte, padded[np.where(has_byte, offsets[1:] - 1 - place, 0)], sign_bytes)
     words = table.view("<i8")
     return words[:, 0].copy(), words[:, 1].copy()
 
@@ -423,11 +425,11 @@ def _beyond(low: Integers, high: Integers, digits: int) -> Mask:
 
 
 def _remainders(low: Integers, high: Integers, digits: int) -> Mask:
-    """Return a mask of the numbers without `digits` zeros at the end; see `_beyond` for `low` and `high`."""
+    """Return a mask of the numbers that do not end in `digits` zeros; see `_beyond` for `low` and `high`."""
     unit = 10**digits
     small = high == low >> 63
     if unit < 2**63 and small.all():
-        ends: Mask = low % unit != 0
-        return ends
+        has_remainder: Mask = low % unit != 0
+        return has_remainder
     wide = zip(low.view(np.uint64).tolist(), high.tolist(), strict=True)
     return np.fromiter(((top * 2**64 + bottom) % unit != 0 for bottom, top in wide), np.bool_, len(low))

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask, Words
 
-# Eight bytes are read at once, from a little ahead of a text to a little behind it.
+# Bytes at both ends of a buffer: eight bytes are read at once, from a little ahead of a text to a little behind it.
 PADDING = 64
 
+# The bytes of a piece, few enough for the processor's cache.
 _PIECE = 1 << 18
 _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 _ONE = np.uint64(1)
@@ -45,15 +46,15 @@ class TextBuffer:
 
     def _fill(self, source: Bytes) -> None:
         """Copy the bytes, count quotes, and note special bytes, in pieces small enough for the cache."""
-        same = np.empty(min(len(source), _PIECE), np.bool_)
-        for at in range(0, len(source), _PIECE):
-            piece = self.bytes[PADDING + at : PADDING + min(at + _PIECE, len(source))]
-            piece[:] = source[at : at + _PIECE]
-            same = same[: len(piece)]
-            self.quotes += int(np.count_nonzero(np.equal(piece, _QUOTE, out=same)))
+        mask = np.empty(min(len(source), _PIECE), np.bool_)
+        for start in range(0, len(source), _PIECE):
+            piece = self.bytes[PADDING + start : PADDING + min(start + _PIECE, len(source))]
+            piece[:] = source[start : start + _PIECE]
+            mask = mask[: len(piece)]
+            self.quotes += int(np.count_nonzero(np.equal(piece, _QUOTE, out=mask)))
             self._is_ascii &= bool(np.maximum.reduce(piece) < 0x80)
             self._has_special |= bool(np.minimum.reduce(piece) < _SPACE)
-            self._has_special |= bool(np.logical_or.reduce(np.equal(piece, _BACKSLASH, out=same)))
+            self._has_special |= bool(np.logical_or.reduce(np.equal(piece, _BACKSLASH, out=mask)))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -77,47 +78,47 @@ class TextBuffer:
     def _quotes(self) -> Integers:
         return np.append(np.flatnonzero(self.bytes == _QUOTE), len(self.bytes))
 
-    def next_quote(self, at: Integers) -> Integers:
+    def next_quote(self, positions: Integers) -> Integers:
         """Return the position of the first quote at or behind each of these ascending positions.
 
-        The first call finds all quotes of the buffer: worthwhile for long texts.
+        The first call finds all quotes of the buffer, which is worthwhile for long texts.
         """
-        return self._quotes[np.searchsorted(self._quotes, at)]
+        return self._quotes[np.searchsorted(self._quotes, positions)]
 
-    def next_place(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return the position of the first `byte` at or behind each position; a position from `limit` on if none."""
-        found = at + leading(self.words[at], byte)
-        rows = np.flatnonzero(found - at == 8)
+    def next_place(self, positions: Integers, limit: Integers, byte: int) -> Integers:
+        """Return the position of the first `byte` at or behind each position, or a position from `limit` on."""
+        ends = positions + leading(self.words[positions], byte)
+        rows = np.flatnonzero(ends - positions == 8)
         while len(rows):
-            rows = rows[found[rows] < limit[rows]]
-            steps = leading(self.words[found[rows]], byte)
-            found[rows] += steps
+            rows = rows[ends[rows] < limit[rows]]
+            steps = leading(self.words[ends[rows]], byte)
+            ends[rows] += steps
             rows = rows[steps == 8]
-        return found
+        return ends
 
-    def behind_last(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return the position behind the last `byte` ahead of each position; a position up to `limit` if not found."""
-        found = at - leading(self.words[at - 8].byteswap(), byte)
-        rows = np.flatnonzero(at - found == 8)
+    def behind_last(self, positions: Integers, limit: Integers, byte: int) -> Integers:
+        """Return the position behind the last `byte` ahead of each position, or a position up to `limit`."""
+        starts = positions - leading(self.words[positions - 8].byteswap(), byte)
+        rows = np.flatnonzero(positions - starts == 8)
         while len(rows):
-            rows = rows[found[rows] > limit[rows]]
-            steps = leading(self.words[found[rows] - 8].byteswap(), byte)
-            found[rows] -= steps
+            rows = rows[starts[rows] > limit[rows]]
+            steps = leading(self.words[starts[rows] - 8].byteswap(), byte)
+            starts[rows] -= steps
             rows = rows[steps == 8]
-        return found
+        return starts
 
-    def equal(self, at: Integers, literal: bytes) -> Mask | None:
-        """Return a mask of the positions with the literal, or None if all match.
+    def equal(self, positions: Integers, literal: bytes) -> Mask | None:
+        """Return a mask of the positions with the literal, or None if all positions have the literal.
 
         Raises IndexError for a position too close to the end of all bytes.
         """
-        size = len(literal)
+        count, size = len(positions), len(literal)
         windows: npt.NDArray[np.void] = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, 0, (1,))
-        found = windows[at]
-        if found.tobytes() == literal * len(at):
+        texts = windows[positions]
+        if texts.tobytes() == literal * count:
             return None
-        same: Mask = (found.view(np.uint8).reshape(len(at), size) == np.frombuffer(literal, np.uint8)).all(axis=1)
-        return same
+        is_equal: Mask = (texts.view(np.uint8).reshape(count, size) == np.frombuffer(literal, np.uint8)).all(axis=1)
+        return is_equal
 
     def cut(self, starts: Integers, stops: Integers) -> pa.Array:
         """Return the bytes from each start to each stop, ascending, as strings; the UTF-8 is not checked."""
@@ -135,7 +136,7 @@ def _even_numbers(count: int) -> pa.Array:
 
 def leading(words: Words, byte: int) -> npt.NDArray[np.uint8]:
     """Return the number of bytes ahead of the first `byte` in each word, or 8 if the word does not have the byte."""
-    others = words ^ (_LOW * np.uint64(byte))
-    # The high bit of the first equal byte; and perhaps of some bytes behind it.
-    hits = (others - _LOW) & ~others & _HIGH
-    return np.bitwise_count((hits - _ONE) & ~hits) >> _THREE
+    # Bytes equal to `byte` become 0; then the high bit of the first zero byte is set, and perhaps of bytes behind it.
+    differences = words ^ (_LOW * np.uint64(byte))
+    marks = (differences - _LOW) & ~differences & _HIGH
+    return np.bitwise_count((marks - _ONE) & ~marks) >> _THREE

@@ -1,4 +1,4 @@
-"""Protobuf messages in Confluent's wire format to rows of a schema."""
+"""Decoder of Protobuf messages in Confluent's wire format."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from airflow_lakestream.decode.protobuf.schema import is_map
 from airflow_lakestream.decode.protobuf.values import DELIMITED
 from airflow_lakestream.decode.values.outcome import SchemaRefused, no_such_field
 
+# The tag of a message that is at its end or has failed, and a number above all tags.
 _DONE = np.uint64(2**64 - 1)
 _MOST_TAG = np.uint64(2**32)
-# The limit of the official package.
+# The deepest level of nested messages, the same as in the official package.
 _DEEPEST = 100
 
-# Steps for few lanes each: messages that all have different unknown fields would take a step for each field.
+# The most steps with fewer lanes than _SMALL: messages that all have different unknown fields would take a step for
+# each field.
 _MOST_SMALL_STEPS = 500
 _SMALL = 64
-_ROUNDS = 16
-_FEW = 256
-# In a second reading, messages come rewritten by the official package: without groups, and in any number of steps.
-# Of the thread: others read first with the same reader at the same time.
+# After this number of steps for the same tag, with fewer lanes than this, a walk finds all further fields of the tag.
+_MOST_ROUNDS = 16
+_FEW_LANES = 256
+# Whether this thread reads messages that the official package has rewritten: without groups, and in any number of
+# steps. Other threads may use the same reader for a first reading at the same time.
 _IS_SECOND_READING = ContextVar("lakestream_protobuf_second_reading", default=False)
 
 
 class ProtobufMessageReader:
-    """Reader of messages of the same type: all fields are checked, and the wanted fields become columns."""
+    """Reader of messages of the same type: all fields are checked, and fields with a column are read into it."""
 
     def __init__(self, descriptor: Any, fields: list[pa.Field], path: str, compiler: ProtobufCompiler) -> None:
         self._name = path or descriptor.full_name
@@ -48,7 +51,7 @@ class ProtobufMessageReader:
         names = [(field.name, identity_of(field)) for field in descriptor.fields]
         self._wanted = compiler.naming.places(descriptor.full_name, names, [field.name for field in fields], path)
         self._kinds = [leaves.plain(field.type) for field in fields]
-        # For the official package, an entry with more than a key and a value is not an entry.
+        # The official package accepts no map entry with more than a key and a value.
         self._ignore_unknown = compiler.ignore_unknown and not descriptor.GetOptions().map_entry
         self._columns: dict[int, MessageColumn] = {}
         known = {field.name for field in descriptor.fields}
@@ -67,9 +70,9 @@ class ProtobufMessageReader:
         return f"{self._path}.{name}" if self._path else name
 
     def _column_of(self, number: int) -> MessageColumn | None:
-        """Return the reader of a field, or None if unknown.
+        """Return the reader of a field, or None for an unknown field.
 
-        Fields without a column get a reader on first use, since a type may contain itself.
+        The reader of a field without a column is made at its first use, since a type may contain itself.
         """
         if number not in self._columns:
             field = self._descriptor.fields_by_number.get(number)
@@ -83,19 +86,20 @@ class ProtobufMessageReader:
         if depth > _DEEPEST:
             lanes.fail(np.ones(len(lanes), np.bool_), f"{self._name}: nested deeper than {_DEEPEST} levels")
         run = protobuf_fields.FieldValues(len(lanes))
-        tags, small, last, rounds = self._next_tags(lanes), 0, _DONE, 0
+        tags, small_steps, last_tag, rounds = self._next_tags(lanes), 0, _DONE, 0
+        # Each step reads the field with the lowest tag, in all messages whose next tag it is.
         while len(tags) and (tag := tags.min()) != _DONE:
-            hit = tags == tag
-            is_all = bool(hit.all())
-            rows = run.everyone if is_all else np.flatnonzero(hit)
-            rounds = rounds + 1 if tag == last else 0
-            last = tag
-            small += len(rows) < _SMALL
-            if small > _MOST_SMALL_STEPS and not _IS_SECOND_READING.get():
+            is_next = tags == tag
+            is_all = bool(is_next.all())
+            rows = run.everyone if is_all else np.flatnonzero(is_next)
+            rounds = rounds + 1 if tag == last_tag else 0
+            last_tag = tag
+            small_steps += len(rows) < _SMALL
+            if small_steps > _MOST_SMALL_STEPS and not _IS_SECOND_READING.get():
                 lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
                 break
             part = lanes if is_all else lanes.take(rows)
-            if rounds >= _ROUNDS and len(rows) < _FEW:
+            if rounds >= _MOST_ROUNDS and len(rows) < _FEW_LANES:
                 self._walk(int(tag), part, rows, run, depth)
             else:
                 self._step(int(tag), part, rows, run, depth)
@@ -107,23 +111,22 @@ class ProtobufMessageReader:
         return self._finished(run, lanes)
 
     def _next_tags(self, lanes: ByteLanes) -> Words:
-        """Return the next tag of each record; `_DONE` at the end of a record, and after a failure."""
-        more = lanes.pos < lanes.end
-        if more.all():
-            found = np.minimum(lanes.varints(self._name), _MOST_TAG)
-            return found if not lanes.failure.any() else np.where(lanes.failure == 0, found, _DONE)
+        """Read the next tag of each message; `_DONE` at the end of a message, and after a failure."""
+        has_more = lanes.pos < lanes.end
+        if has_more.all():
+            # An invalid tag that is too large becomes _MOST_TAG, so that it differs from _DONE.
+            tags = np.minimum(lanes.varints(self._name), _MOST_TAG)
+            return tags if not lanes.failure.any() else np.where(lanes.failure == 0, tags, _DONE)
         tags = np.full(len(lanes), _DONE)
-        rows = np.flatnonzero(more)
+        rows = np.flatnonzero(has_more)
         if len(rows):
             part = lanes.take(rows)
-            found = part.varints(self._name)
-            # No tag is this large; a tag must not be taken for _DONE.
-            tags[rows] = np.where(part.failure == 0, np.minimum(found, _MOST_TAG), _DONE)
+            tags[rows] = self._next_tags(part)
             lanes.put(rows, part)
         return tags
 
     def _step(self, tag: int, part: ByteLanes, rows: Integers, run: protobuf_fields.FieldValues, depth: int) -> None:
-        """Read the field of a tag in all these messages: into its column, or skip it."""
+        """Read the field of a tag in all these messages into its column, or skip the field."""
         number, wire = tag >> 3, tag & 7
         if tag >= _MOST_TAG or not number or wire not in (0, 1, 2, 5):
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: no field begins like this")
@@ -139,19 +142,19 @@ class ProtobufMessageReader:
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: an unknown field, number {number}")
 
     def _walk(self, tag: int, part: ByteLanes, rows: Integers, run: protobuf_fields.FieldValues, depth: int) -> None:
-        """Find all consecutive fields of this tag in each lane, and read the fields in a single step."""
-        lanes, starts, behind = protobuf_walk.along(part, tag, self._name)
+        """Find all consecutive fields of this tag in each lane, and read all of them in a single step."""
+        lanes, starts, ends = protobuf_walk.along(part, tag, self._name)
         items = part.take(lanes)
         items.pos = starts
         self._step(tag, items, rows[lanes], run, depth)
         failed = items.failure != 0
-        part.pos = behind
+        part.pos = ends
         if failed.any():
             part.failure[lanes[failed]] = items.failure[failed]
             part.pos[lanes[failed]] = part.end[lanes[failed]] = 0
 
     def _finished(self, run: protobuf_fields.FieldValues, lanes: ByteLanes) -> list[pa.Array]:
-        """Return the columns, NULL for columns without a field. Messages without a required field fail."""
+        """Return the columns; a column without a field is null. Messages without a required field fail."""
         columns: list[pa.Array] = [None] * len(self._kinds)
         for field in self._descriptor.fields:
             place = self._wanted.get(field.name)
@@ -183,7 +186,7 @@ class ProtobufCompiler:
         return protobuf_fields.column(field, column, path, self)
 
     def unwanted(self, field: Any, path: str) -> MessageColumn:
-        """Return a reader for a field without a column: validates and skips the values."""
+        """Return a reader that checks and skips the values of a field without a column."""
         return protobuf_fields.unwanted(field, path, self)
 
     def checker(self, descriptor: Any) -> ProtobufMessageReader:
@@ -193,6 +196,7 @@ class ProtobufCompiler:
         return self._checkers[descriptor.full_name]
 
 
+# The most indexes in the path of a message.
 _MOST_INDEXES = 32
 
 
@@ -209,8 +213,8 @@ class ProtobufDecoder(FramedDecoder):
             part = lanes.take(rows)
             messages = _messages(part)
             lanes.put(rows, part)
-            for path, found in messages:
-                yield (schema_id, path), schema_id, rows[found]
+            for path, numbers in messages:
+                yield (schema_id, path), schema_id, rows[numbers]
 
     def _compile(self, topic: str, key: Hashable) -> Read:
         assert isinstance(key, tuple)
@@ -232,43 +236,35 @@ class ProtobufDecoder(FramedDecoder):
 
 
 def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
-    """Move the lanes behind the message indexes; return the lanes of each message of the schema."""
+    """Move the lanes behind the message indexes; return each message's index path with the numbers of its lanes."""
     counts = lanes.zigzags("message indexes")
     lanes.fail((counts < 0) | (counts > _MOST_INDEXES), "message indexes: too many")
     live = lanes.failure == 0
     if live.all() and not counts.any():
         return [((0,), np.arange(len(lanes)))]
-    rows = np.flatnonzero(live & (counts > 0))
     # The first message, by far the most common, is written without any index.
-    found: dict[tuple[int, ...], Integers] = {(0,): np.flatnonzero(live & (counts == 0))}
+    by_path: dict[tuple[int, ...], list[int]] = {(0,): np.flatnonzero(live & (counts == 0)).tolist()}
+    rows = np.flatnonzero(live & (counts > 0))
     if len(rows):
         part, left = lanes.take(rows), counts[rows]
         paths: list[list[int]] = [[] for _ in rows]
-        while (more := np.flatnonzero((left > 0) & (part.failure == 0))).size:
-            some = part.take(more)
-            for lane, index in zip(more.tolist(), some.zigzags("message indexes").tolist(), strict=True):
-                paths[lane].append(index)
-            part.put(more, some)
-            left[more] -= 1
+        while (unfinished := np.flatnonzero((left > 0) & (part.failure == 0))).size:
+            reading = part.take(unfinished)
+            for number, index in zip(unfinished.tolist(), reading.zigzags("message indexes").tolist(), strict=True):
+                paths[number].append(index)
+            part.put(unfinished, reading)
+            left[unfinished] -= 1
         lanes.put(rows, part)
-        by_path: dict[tuple[int, ...], list[int]] = {}
-        for lane, path in zip(np.flatnonzero(part.failure == 0).tolist(), _of(paths, part), strict=True):
-            by_path.setdefault(tuple(path), []).append(int(rows[lane]))
-        for message, its in by_path.items():
-            found[message] = np.concatenate([found.get(message, np.zeros(0, np.int64)), np.array(its, np.int64)])
-    return [(path, np.sort(its)) for path, its in found.items() if len(its)]
-
-
-def _of(paths: list[list[int]], lanes: ByteLanes) -> list[list[int]]:
-    return [path for path, failure in zip(paths, lanes.failure.tolist(), strict=True) if not failure]
+        for number in np.flatnonzero(part.failure == 0).tolist():
+            by_path.setdefault(tuple(paths[number]), []).append(int(rows[number]))
+    return [(path, np.array(sorted(numbers), np.int64)) for path, numbers in by_path.items() if numbers]
 
 
 class _RetryingReader:
-    """Reader of messages in lanes; the official package rewrites failed messages for a second try.
+    """Reader of messages in lanes; the official package rewrites failed messages for a second reading.
 
-    So this reader need not know rare forms (a message in several parts, groups, numbers of closed enums without a
-    name): the official package writes everything in the form that the reader knows. The package also has the last
-    word on whether the bytes are a message at all.
+    The reader does not know rare forms (a message in several parts, groups, numbers of closed enums without a name),
+    which the official package writes in the usual form. The package also decides whether the bytes are a message.
     """
 
     def __init__(self, descriptor: Any, reader: ProtobufMessageReader, compiler: ProtobufCompiler) -> None:
@@ -286,28 +282,30 @@ class _RetryingReader:
             return columns
         rewritten: dict[int, bytes] = {}
         for lane in failed.tolist():
-            written = self._rewritten(lanes.data[starts[lane] : ends[lane]].tobytes())
-            if isinstance(written, str):
-                lanes.blame(lane, written)
+            message = self._rewritten(lanes.data[starts[lane] : ends[lane]].tobytes())
+            if isinstance(message, str):
+                lanes.replace_reason(lane, message)
             else:
-                rewritten[lane] = written
+                rewritten[lane] = message
         if not rewritten:
             return columns
-        again = ByteLanes.over(pa.array(rewritten.values(), pa.binary()))
+        second_lanes = ByteLanes.over(pa.array(rewritten.values(), pa.binary()))
         token = _IS_SECOND_READING.set(True)
         try:
-            better = self._reader.read(again)
+            second_columns = self._reader.read(second_lanes)
         finally:
             _IS_SECOND_READING.reset(token)
+        # The place of each lane's values in the columns of both readings together.
         places = np.arange(len(lanes))
         for place, lane in enumerate(rewritten):
-            lanes.blame(lane, again.reasons[again.failure[place]])
+            # The reason is empty, which removes the failure, if the second reading succeeded.
+            lanes.replace_reason(lane, second_lanes.reasons[second_lanes.failure[place]])
             places[lane] = len(lanes) + place
-        both = [pa.concat_arrays([column, other]) for column, other in zip(columns, better, strict=True)]
+        both = [pa.concat_arrays([first, second]) for first, second in zip(columns, second_columns, strict=True)]
         return [column.take(pa.array(places)) for column in both]
 
     def _rewritten(self, value: bytes) -> bytes | str:
-        """Return the message in the usual form, or the error."""
+        """Return the message's bytes in the usual form, or the error's text."""
         from google.protobuf.message import DecodeError, EncodeError
 
         try:
@@ -317,7 +315,7 @@ class _RetryingReader:
             # Raises EncodeError with the missing fields.
             written: bytes = message.SerializeToString(deterministic=True)
             if self._compiler.ignore_unknown:
-                # Groups with a column are refused before.
+                # No column is lost: a schema with a column for a group is refused.
                 _drop_groups(message)
                 written = message.SerializePartialToString(deterministic=True)
         except (DecodeError, EncodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Columns of messages, made from the values of each field and the order of reading; messages are fields, too."""
+"""Columns from the fields of Protobuf messages, also from fields that are messages, lists or maps."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from airflow_lakestream.decode.protobuf.values import (
 )
 from airflow_lakestream.tables.schema import value_ranges
 
+# Reads a message in each lane, at a depth of nesting, and returns the messages as a column.
 ReadMessage = Callable[[ByteLanes, int], pa.Array]
 
 _NANOS = 1_000_000_000
@@ -97,7 +98,7 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCo
 
 
 def _json(name: str, kind: pa.DataType, path: str) -> ReadMessage:
-    # Returns the reader of Protobuf's JSON types as text; a value that JSON can't express fails the lane.
+    """Return the reader of Protobuf's JSON types as text; a value that JSON can't express fails the lane."""
     from google.protobuf import json_format, struct_pb2
     from google.protobuf.message import DecodeError
 
@@ -111,7 +112,7 @@ def _json(name: str, kind: pa.DataType, path: str) -> ReadMessage:
 
     def read(lanes: ByteLanes, depth: int) -> pa.Array:
         starts, lengths = span(lanes, path)
-        # One by one: such values contain themselves, and are rare.
+        # One by one: such values contain values of their own type, and are rare.
         texts = pa.array([text(value) for value in lanes.binary(starts, lengths).to_pylist()], kind)
         if texts.null_count:
             lanes.fail(texts.is_null().to_numpy(zero_copy_only=False), f"{path}: no value that JSON can show")
@@ -145,14 +146,15 @@ _WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
 class FieldValues:
-    """State of a reading of messages: values by field number, and the last member of each oneof by row.
+    """State of a reading of messages: the values so far, and the last member of each oneof in each message.
 
-    Each entry of `values` has the rows of some values, and these values; None for a skipped field.
+    `values` has, by field number, for each step of the reading, the messages' numbers and the values (None for a
+    skipped field). `chosen` has, by oneof, the last field number in each message.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # `add` gets this very array for a field that all messages have once.
+        # The numbers of all messages; a step for all messages uses this array itself, which `whole` checks.
         self.everyone = np.arange(count)
         self.values: dict[int, list[tuple[Integers, pa.Array | None]]] = {}
         self.chosen: dict[str, Integers] = {}
@@ -170,15 +172,15 @@ class FieldValues:
 
         The values are then in the order of the messages.
         """
-        met = self.values.get(number, ())
-        return met[0][1] if len(met) == 1 and met[0][0] is self.everyone else None
+        steps = self.values.get(number, ())
+        return steps[0][1] if len(steps) == 1 and steps[0][0] is self.everyone else None
 
     def seen(self, number: int) -> Mask:
-        """Return a mask of the rows with the field."""
-        seen = np.zeros(self.count, np.bool_)
+        """Return a mask of the messages with the field."""
+        mask = np.zeros(self.count, np.bool_)
         for rows, _ in self.values.get(number, ()):
-            seen[rows] = True
-        return seen
+            mask[rows] = True
+        return mask
 
 
 class MessageColumn(ABC):
@@ -192,7 +194,7 @@ class MessageColumn(ABC):
         self.required = field.is_required
         self._read = read
         oneof = field.containing_oneof
-        # The oneof of a single `optional` field has no other members.
+        # An `optional` field is the only member of a oneof that the compiler makes.
         self._oneof = oneof.name if oneof is not None and len(oneof.fields) > 1 else None
 
     def take(self, part: ByteLanes, rows: Integers, run: FieldValues, depth: int) -> None:
@@ -227,19 +229,20 @@ class MessageColumn(ABC):
         """Return the column, with an entry for each of `lanes`; fail the lanes with an unfit message."""
 
     def _places(self, run: FieldValues) -> tuple[list[pa.Array], Integers, bool]:
-        """Return the values in parts, the index of each row's last value, and whether a row has several values.
+        """Return (parts, places, has_several): the values, the place of each message's last value, and a flag.
 
-        Indices count across the parts. The index is -1 if a row has no value, or a later member of the oneof.
+        Places count across the parts; -1 for a message without a value, or with a later member of the oneof.
+        `has_several` is true if a message has several values.
         """
-        parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
+        parts, places, count, has_several = [], np.full(run.count, -1, np.int64), 0, False
         for rows, values in run.values.get(self.number, ()):
-            twice = twice or bool((places[rows] >= 0).any()) or len(rows) > run.count
-            places[rows] = np.arange(done, done + len(rows))
-            done += len(rows)
+            has_several = has_several or bool((places[rows] >= 0).any()) or len(rows) > run.count
+            places[rows] = np.arange(count, count + len(rows))
+            count += len(rows)
             parts.append(values)
         if self._oneof is not None and self._oneof in run.chosen:
             places[run.chosen[self._oneof] != self.number] = -1
-        return parts, places, twice
+        return parts, places, has_several
 
 
 class SingleColumn(MessageColumn):
@@ -264,21 +267,21 @@ class SingleColumn(MessageColumn):
         """
         if self._oneof is None and (whole := run.whole(self.number)) is not None:
             return whole
-        parts, places, twice = self._places(run)
-        if twice and self._merges:
+        parts, places, has_several = self._places(run)
+        if has_several and self._merges:
             self._refuse_parts(run, lanes)
-        absent = places < 0
-        if not absent.any() and len(parts) == 1 and len(parts[0]) == run.count:
+        is_missing = places < 0
+        if not is_missing.any() and len(parts) == 1 and len(parts[0]) == run.count:
             return parts[0]
         if self.required:
-            lanes.fail(absent, f"{self.path}: the required field is missing")
+            lanes.fail(is_missing, f"{self.path}: the required field is missing")
         elif self._presence:
             if not self._nullable:
-                lanes.fail(absent, f"{self.path}: null, and the column is required")
+                lanes.fail(is_missing, f"{self.path}: null, and the column is required")
         elif self._default is None:
-            lanes.fail(absent, f"{self.path}: its default does not fit the column")
+            lanes.fail(is_missing, f"{self.path}: its default does not fit the column")
         else:
-            places = np.where(absent, sum(map(len, parts)), places)
+            places = np.where(is_missing, sum(map(len, parts)), places)
             parts = [*parts, self._default]
         if not parts:
             return pa.nulls(run.count, self._kind)
@@ -286,10 +289,10 @@ class SingleColumn(MessageColumn):
         return values.take(pa.array(places, mask=places < 0))
 
     def _refuse_parts(self, run: FieldValues, lanes: ByteLanes) -> None:
-        times = np.zeros(run.count, np.int64)
+        counts = np.zeros(run.count, np.int64)
         for rows, _ in run.values[self.number]:
-            np.add.at(times, rows, 1)
-        lanes.fail(times > 1, f"{self.path}: a message in several parts")
+            np.add.at(counts, rows, 1)
+        lanes.fail(counts > 1, f"{self.path}: a message in several parts")
 
 
 class RepeatedColumn(MessageColumn):
@@ -300,10 +303,10 @@ class RepeatedColumn(MessageColumn):
         self._kind = leaves.plain(column.type)
 
     def _all(self, run: FieldValues, kind: pa.DataType) -> tuple[pa.Array, Integers]:
-        # Returns the values, sorted by row, and the number of values in each row.
-        met = run.values.get(self.number, [])
-        owners = np.concatenate([rows for rows, _ in met]) if met else np.zeros(0, np.int64)
-        parts = [values for _, values in met]
+        """Return the values, sorted by message, and the number of values in each message."""
+        steps = run.values.get(self.number, [])
+        owners = np.concatenate([rows for rows, _ in steps]) if steps else np.zeros(0, np.int64)
+        parts = [values for _, values in steps]
         order = np.argsort(owners, kind="stable")
         values = merged(parts, order, kind)
         if len(parts) == 1 and np.any(owners[1:] < owners[:-1]):
@@ -363,7 +366,7 @@ def value(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) ->
 def _entry(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
     if not t.is_map(kind):
         raise Unfit(f"{path}: a map can't become {kind}")
-    # An entry whose value is a message and is missing means an empty message: here it is null, and refused.
+    # An entry without its value means an empty message if values are messages. It fails here, for a second reading.
     entry = [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type, nullable=False)]
     inner = compiler.message(field.message_type, entry, f"{path}{{}}")
     _, key = scalar(field.message_type.fields_by_name["key"], leaves.plain(kind.key_type), path)
@@ -373,7 +376,7 @@ def _entry(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -
 
     def read(lanes: ByteLanes, depth: int) -> pa.Array:
         keys, items = inside(inner, lanes, depth, path)
-        # Null in failed lanes; Arrow's maps can't be made with null keys at all.
+        # Only failed lanes have null keys, but Arrow can't make maps with null keys at all.
         return pa.StructArray.from_arrays([keys.fill_null(key[0]), items], fields=fields)
 
     return read
@@ -382,26 +385,25 @@ def _entry(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -
 def unwanted(field: Any, path: str, compiler: ReaderCompiler) -> MessageColumn:
     """Return a reader for skipping a field, with the checks of the official package."""
     if field.type == field.TYPE_GROUP:
-        return SkippedField(field, _refused(path), path)
+        return SkippedField(field, _failing(path), path)
     if field.type == field.TYPE_MESSAGE:
 
         def message(lanes: ByteLanes, depth: int) -> None:
-            # Created only now: a message may contain itself.
+            # The checker is made at its first use: a message may contain itself.
             inside(compiler.checker(field.message_type), lanes, depth, path)
 
         return SkippedField(field, message, path)
     if wire_type(field) == DELIMITED:
-        return SkippedField(
-            field, value(field, pa.string() if field.type == 9 else pa.binary(), path, compiler)[0], path
-        )
+        kind = pa.string() if field.type == field.TYPE_STRING else pa.binary()
+        return SkippedField(field, value(field, kind, path, compiler)[0], path)
     return SkippedField(field, _moving(wire_type(field), path), path)
 
 
-def _refused(path: str) -> Read:
-    def refuse(lanes: ByteLanes, depth: int) -> None:
+def _failing(path: str) -> Read:
+    def fail(lanes: ByteLanes, depth: int) -> None:
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: a group")
 
-    return refuse
+    return fail
 
 
 def _moving(wire: int, path: str) -> Read:

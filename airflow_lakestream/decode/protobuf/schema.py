@@ -18,10 +18,9 @@ from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.exceptions import MissingExtra as MissingExtra
 
-# No imported file has this name.
+# The schema's own file name, which no imported file has; and the compiler's time.
 _MAIN = "lakestream-main.proto"
 _PROTOC_SECONDS = 60
-
 JSON_TYPES = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
 TIMESTAMP = "google.protobuf.Timestamp"
 WRAPPERS = frozenset(
@@ -31,7 +30,7 @@ WRAPPERS = frozenset(
 
 
 class CompilerTimedOut(LakestreamError, Transient):
-    """Timeout of Google's compiler; no record is bad for this reason, as the schema may be good."""
+    """Google's compiler took too long; records are not bad for this reason, since the schema may be good."""
 
     def __init__(self) -> None:
         super().__init__(f"protoc took more than {_PROTOC_SECONDS} s for a schema. Is the worker overloaded?")
@@ -46,17 +45,17 @@ class ProtobufSchema:
 
     def all_messages(self) -> list[Any]:
         """Return the descriptors of all messages of the file, including messages inside messages."""
-        found, inside = [], [self.pool.FindMessageTypeByName(name) for name in self._names]
-        while inside:
-            message = inside.pop()
-            found.append(message)
-            inside += message.nested_types
-        return found
+        messages, unvisited = [], [self.pool.FindMessageTypeByName(name) for name in self._names]
+        while unvisited:
+            message = unvisited.pop()
+            messages.append(message)
+            unvisited += message.nested_types
+        return messages
 
     @property
     def _names(self) -> list[str]:
         package = self.messages.package
-        return [f"{package}.{one.name}" if package else one.name for one in self.messages.message_type]
+        return [f"{package}.{message.name}" if package else message.name for message in self.messages.message_type]
 
     def descriptor(self, path: Sequence[int]) -> Any:
         """Return a message's descriptor.
@@ -65,15 +64,15 @@ class ProtobufSchema:
 
         Raises SchemaRefused for an empty path, or for a message unknown to the schema.
         """
-        found, inside, name = None, self.messages.message_type, self.messages.package
-        for index in path:
-            if not 0 <= index < len(inside):
-                raise SchemaRefused(f"the schema has no message number {list(path)}")
-            found = inside[index]
-            name = f"{name}.{found.name}" if name else found.name
-            inside = found.nested_type
-        if found is None:
+        if not path:
             raise SchemaRefused("the record names no message")
+        messages, name = self.messages.message_type, self.messages.package
+        for index in path:
+            if not 0 <= index < len(messages):
+                raise SchemaRefused(f"the schema has no message number {list(path)}")
+            message = messages[index]
+            name = f"{name}.{message.name}" if name else message.name
+            messages = message.nested_type
         return self.pool.FindMessageTypeByName(name)
 
 
@@ -81,7 +80,7 @@ class ProtobufSchema:
 def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> ProtobufSchema:
     """Return the descriptors of a .proto file, compiled once for each text.
 
-    Google's own compiler does the work, in a separate process: no other program knows the language to the letter.
+    Google's own compiler runs in a separate process: no other program knows the whole language.
 
     :param references: all imported files, as (name, text).
 
@@ -136,10 +135,10 @@ def _run_protoc(folder: Path) -> bytes:
 def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested: bool = False) -> int:
     """Return the number of messages in a .proto file; raises the errors of `compile_proto`.
 
-    :param nested: count the messages directly inside these, too, except the entries of maps.
+    :param nested: whether messages directly inside of messages count, too, except the entries of maps.
     """
     messages = compile_proto(text, tuple(references)).messages.message_type
-    inner = [one for message in messages for one in message.nested_type if not one.options.map_entry]
+    inner = [nested for message in messages for nested in message.nested_type if not nested.options.map_entry]
     return len(messages) + (len(inner) if nested else 0)
 
 
@@ -156,7 +155,7 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message:
 
 
 def _fields(descriptor: Any, path: str, above: tuple[str, ...]) -> list[pa.Field]:
-    # Returns the columns of a message; `above` has the messages around the message.
+    """Return the columns of a message; `above` has the messages around this message."""
     name = descriptor.full_name
     if name in above:
         raise SchemaRefused(f"{path}: the message {name} holds itself, which no table can: leave the field out.")
@@ -180,12 +179,12 @@ def _type(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
 
 
 def is_map(field: Any) -> bool:
-    """Whether the field is a map, on the wire a list of entries."""
+    """Return whether a field is a map, on the wire a list of entries."""
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
 def _single(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
-    # Returns the type of a single value of a field, even if the field is repeated.
+    """Return the type of a single value of a field, even if the field is repeated."""
     if field.type == field.TYPE_GROUP:
         raise SchemaRefused(f"{path}: a group can't be a column: leave the field out.")
     if field.type != field.TYPE_MESSAGE:

@@ -1,4 +1,4 @@
-"""Columns from Protobuf's scalar fields on the wire."""
+"""Readers of Protobuf's scalar fields on the wire, and walks over consecutive values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Read = Callable[[ByteLanes], pa.Array]
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
-# By the numbers that descriptors have for types.
+# The numbers of types in descriptors.
 _DOUBLE, _FLOAT, _INT64, _UINT64, _INT32, _FIXED64, _FIXED32, _BOOL, _STRING = 1, 2, 3, 4, 5, 6, 7, 8, 9
 _BYTES, _UINT32, _ENUM, _SFIXED32, _SFIXED64, _SINT32, _SINT64 = 12, 13, 14, 15, 16, 17, 18
 
@@ -34,7 +34,7 @@ def wire_type(field: Any) -> int:
 
 
 def _int32(values: Words) -> Any:
-    # A negative number is written with 64 bits; only the lower 32 count.
+    # Only the lower 32 bits count: a negative number is written with 64 bits.
     return values.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
@@ -57,9 +57,9 @@ _NUMBERS: dict[int, Callable[[Words], Any]] = {
 
 
 def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
-    """Return the reader of a field's values, and the value of a missing field, as an array of length 1.
+    """Return the reader of a field's values, and the default of a missing field, as an array of length 1.
 
-    The array is None if the column can't represent the value, which is 0, False or empty. Raises Unfit.
+    The default is 0, False or empty; None if the column can't represent the default. Raises Unfit.
     """
     if field.type in (_STRING, _BYTES):
         return _span(field, kind, path)
@@ -95,26 +95,27 @@ def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Converter:
 
 
 def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Converter:
-    # A column of integers is possible for open enums only.
+    # Only open enums can go into a column of integers: a closed enum's unknown number is an unknown field.
     if t.is_integer(kind) and not enum.is_closed:
         from_integers = leaves.integers(kind, path)
         return lambda lanes, words: from_integers(lanes, _int32(words))
     if not (t.is_string(kind) or t.is_large_string(kind)):
         raise Unfit(f"{path}: an enum can't become {kind}")
-    # Like the official package: of several names for a number, the first declared one counts.
+    # As in the official package, the first declared name of a number counts.
     names = dict(sorted({value.number: value.name for value in reversed(enum.values)}.items()))
     numbers, texts = np.array(list(names), np.int64), pa.array(names.values(), kind)
 
     def from_numbers(lanes: ByteLanes, words: Words) -> pa.Array:
-        wanted = _int32(words)
-        places = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-        lanes.fail(numbers[places] != wanted, f"{path}: a number that the enum {enum.full_name} has no name for")
+        values = _int32(words)
+        places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+        lanes.fail(numbers[places] != values, f"{path}: a number that the enum {enum.full_name} has no name for")
         return texts.take(pa.array(places))
 
     return from_numbers
 
 
 def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
+    """Return reader and default of a string or bytes; see `scalar`."""
     fit = leaves.texts(kind, path) if field.type == _STRING else leaves.blobs(kind, path)
 
     def read(lanes: ByteLanes) -> pa.Array:
@@ -125,7 +126,7 @@ def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | No
 
 
 def span(lanes: ByteLanes, path: str) -> Any:
-    """Move over a length and that many bytes; return the starts and the lengths."""
+    """Move over a length and the bytes of this length; return the starts and the lengths of the bytes."""
     # A length of 2**63 or more becomes negative, which fails the lane, too.
     return lanes.spans(lanes.varints(path).view(np.int64), path)
 
@@ -141,48 +142,48 @@ def skip(wire: int, lanes: ByteLanes, path: str) -> None:
 
 
 def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
-    """Return the consecutive values of a field: lane and start of each value, and the position behind the last by lane.
+    """Return the consecutive values of a field: lane and start of each value, and each lane's end of the last value.
 
-    At the call, each lane is behind the field's first tag. Its values end at the first other tag. A lane with a value
-    that ends early fails, and has no values.
+    At the call, each lane is behind the field's first tag; another tag ends the lane's values. A lane with a value that
+    ends early fails, and has no values.
     """
     data, wire = memoryview(lanes.data.data), tag & 7
     written = varint(tag)
     owners: list[int] = []
     starts: list[int] = []
-    behind = lanes.pos.copy()
-    wrong = np.zeros(len(lanes), np.bool_)
-    for lane, (pos, end) in enumerate(zip(lanes.pos.tolist(), lanes.end.tolist(), strict=True)):
-        place, first = pos, len(starts)
+    ends = lanes.pos.copy()
+    is_cut = np.zeros(len(lanes), np.bool_)
+    for lane, (pos, lane_end) in enumerate(zip(lanes.pos.tolist(), lanes.end.tolist(), strict=True)):
+        first = len(starts)
         while True:
             owners.append(lane)
-            starts.append(place)
-            place = _behind(data, place, end, wire)
-            if place > end or bytes(data[place : place + len(written)]) != written or place + len(written) > end:
+            starts.append(pos)
+            pos = _behind(data, pos, lane_end, wire)
+            if pos + len(written) > lane_end or bytes(data[pos : pos + len(written)]) != written:
                 break
-            place += len(written)
-        behind[lane] = place
-        if place > end:
-            wrong[lane] = True
+            pos += len(written)
+        ends[lane] = pos
+        if pos > lane_end:
+            is_cut[lane] = True
             del starts[first:], owners[first:]
-    behind[wrong] = 0
-    lanes.fail(wrong, f"{path}: the value ends early")
-    return np.array(owners, np.int64), np.array(starts, np.int64), behind
+    ends[is_cut] = 0
+    lanes.fail(is_cut, f"{path}: the value ends early")
+    return np.array(owners, np.int64), np.array(starts, np.int64), ends
 
 
-def _behind(data: memoryview, place: int, end: int, wire: int) -> int:
+def _behind(data: memoryview, pos: int, end: int, wire: int) -> int:
     """Return the position behind a value, or a position above `end` if the value ends early."""
     if wire == FIXED64:
-        return place + 8
+        return pos + 8
     if wire == FIXED32:
-        return place + 4
+        return pos + 4
     value = shift = 0
-    while place < end and shift < 70:
-        byte = data[place]
-        place += 1
+    while pos < end and shift < 70:
+        byte = data[pos]
+        pos += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return place + value if wire == DELIMITED else place
+            return pos + value if wire == DELIMITED else pos
         shift += 7
     return end + 1
 
@@ -198,15 +199,16 @@ def varint(number: int) -> bytes:
 
 def packed_varints(lanes: ByteLanes, starts: Integers, lengths: Integers, path: str) -> tuple[Integers, Integers]:
     """Return the start and the lane of each number in these spans; a lane fails if its last number is cut off."""
+    # By byte of the spans: its number in the span, its lane, and its position.
     within = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
     owners = np.repeat(np.arange(len(lanes)), lengths)
     places = starts[owners] + within
-    ends = lanes.data[places] < 0x80
-    last = within == lengths[owners] - 1
-    cut = np.zeros(len(lanes), np.bool_)
-    cut[owners[last & ~ends]] = True
-    lanes.fail(cut, f"{path}: the value ends early")
-    # A number starts at the start of a span, and behind the last byte of a number, which has no high bit.
-    first = within == 0
-    first[1:] |= ends[:-1]
-    return places[first], owners[first]
+    # The last byte of a number has no high bit.
+    ends_number = lanes.data[places] < 0x80
+    ends_span = within == lengths[owners] - 1
+    is_cut = np.zeros(len(lanes), np.bool_)
+    is_cut[owners[ends_span & ~ends_number]] = True
+    lanes.fail(is_cut, f"{path}: the value ends early")
+    begins_number = within == 0
+    begins_number[1:] |= ends_number[:-1]
+    return places[begins_number], owners[begins_number]

@@ -1,7 +1,7 @@
 """Conversion of ISO 8601 text to Arrow's integers: microseconds and days since the epoch.
 
-Nothing is rounded. A value finer than a microsecond is refused, or cut on request: the result is the microsecond
-before, also before 1970.
+No value is rounded. A value finer than a microsecond is refused, or cut on request: the result is the microsecond
+before, even before 1970.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _ZONE = r"(Z|([+-])(\d\d)(?::?(\d\d))?)"
 _DATE = re.compile(_DAY, re.ASCII)
 _TIME = re.compile(_CLOCK, re.ASCII)
 _DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
-# The cut text is a time if the text was a time, and no other text has such a part.
+# The digits behind microseconds; only times have such a part, and a time without it is still a time.
 _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 
 
 _WITH_EXPONENT = re.compile(r"\d(?:\.\d+)?[eE]\+?\d\d?", re.ASCII)
-# From September 2001 to the end of 2099, as the digits of seconds since the epoch.
+# The seconds since the epoch from September 2001, the first with ten digits, to the end of 2099; and by the number of
+# digits, the unit of a time in these years.
 _EPOCH_S = range(10**9, 4_102_444_800)
 _UNITS = {10: EpochUnit.SECONDS, 13: EpochUnit.MILLISECONDS, 16: EpochUnit.MICROSECONDS, 19: EpochUnit.NANOSECONDS}
 
@@ -41,7 +42,7 @@ def epoch_unit(text: str) -> EpochUnit | None:
 
     The unit is likely if the number's integer part then means a time from September 2001 to the end of 2099.
     """
-    # Java writes the exponent of a large double.
+    # Java writes large doubles with an exponent.
     digits = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
     unit = _UNITS.get(len(digits))
     if unit is None or not (digits.isascii() and digits.isdecimal()):
@@ -89,9 +90,9 @@ def micros_of_day(text: str, *, cuts: bool = False) -> int:
 def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
     """Return the microseconds since the epoch of a date-time.
 
-    :param zoned: the text needs an offset or Z. If not zoned, the text may have neither, and may be a date alone
+    :param zoned: whether the text needs an offset or Z. Otherwise the text must have neither, and may be a date alone
         (midnight).
-    :param cuts: leave out digits behind microseconds; else such digits are a misfit, unless they are zeros.
+    :param cuts: whether digits behind microseconds are left out; otherwise they are a misfit, unless they are zeros.
 
     Raises Misfit.
     """

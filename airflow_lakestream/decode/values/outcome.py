@@ -1,6 +1,6 @@
 """Result of a decoder for a batch: rows, and the bad records with reasons.
 
-The reason contains the value's path in the document, without dumping the document.
+A reason contains the value's path in the document, but not the document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATH = 160
 
 
 class Misfit(ValueError):
-    """Error: a column can't represent a value without loss; `path` grows while the error passes up the document."""
+    """A column can't represent a value without loss; `path` has the steps to the value, the innermost step first."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -45,7 +45,7 @@ class Misfit(ValueError):
 
 
 class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """Error: a writer's schema is invalid, or unfit for a table."""
+    """A writer's schema is invalid, or unfit for a table."""
 
 
 class SchemaDecoder:
@@ -78,17 +78,17 @@ def excerpt(value: object, limit: int = 100) -> str:
 
 def near_name(name: str, names: Iterable[str]) -> str | None:
     """Return the first of `names` that differs from `name` in case, `_` or `-` only, or None."""
-    wanted = _folded(name)
-    return next((other for other in names if _folded(other) == wanted), None)
+    folded = _folded(name)
+    return next((other for other in names if _folded(other) == folded), None)
 
 
 def _folded(name: str) -> str:
-    # A name of only `_` and `-` stays: without these characters, all such names would be alike.
+    # A name of only `_` and `-` stays unchanged: without these characters, all such names would be the same.
     return name.replace("_", "").replace("-", "").lower() or name
 
 
 def no_such_field(name: str, written: Collection[str], whose: str) -> str:
-    """Return the problem of a required column without a written field, with the name of a similar field.
+    """Return the problem of a required column whose field the writer's schema lacks, with the name of a similar field.
 
     :param written: names of the written fields.
     :param whose: the word for the writer's type, such as "schema".
@@ -116,8 +116,8 @@ class BadRow:
 class DecoderResult:
     """Rows of the good records of a batch, in the order of the records, and the bad records.
 
-    `bad` is in that order, too; every record is a row, bad, or in `filtered`, the positions of those that a statement
-    leaves out.
+    `bad` is in that order, too. `filtered` has the positions of records that a statement leaves out. Each record is a
+    row, bad or filtered.
     """
 
     rows: pa.Table
@@ -126,7 +126,7 @@ class DecoderResult:
 
     @classmethod
     def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> DecoderResult:
-        """Return the columns as rows, except the rows in `reasons`: their records are bad.
+        """Return the columns as rows, without the records in `reasons`, which are bad.
 
         :param reasons: reasons by position; the columns have a value for each record, good or bad.
         """
@@ -145,9 +145,9 @@ class DecoderResult:
         :param reasons: reasons by row of this result.
         :param columns: a value for each row of this result; the rows in `reasons` are left out.
         """
-        rest = DecoderResult.without(reasons, columns, schema)
-        bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
-        return DecoderResult(rest.rows, sorted(bad, key=lambda row: row.index))
+        good = DecoderResult.without(reasons, columns, schema)
+        bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in good.bad)]
+        return DecoderResult(good.rows, sorted(bad, key=lambda row: row.index))
 
     def whole(self, batch: RawBatch) -> pa.Table:
         """Return the rows of a batch without bad records. Raises BadRecord for the first bad record."""
@@ -177,7 +177,7 @@ def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
 
 
 def _picked(numbers: Sequence[int], places: Indices) -> Sequence[int]:
-    # As Python's numbers again: JSON can't have NumPy's.
+    # An array of Python's numbers: JSON can't have NumPy's.
     return array("q", np.asarray(numbers, np.int64)[places].tobytes())
 
 

@@ -1,1 +1,1 @@
-"""A statement of the common subset as Flink's SQL: see docs/sql.md."""
+"""Translation of statements in the SQL common to DuckDB and Flink: see docs/sql.md."""

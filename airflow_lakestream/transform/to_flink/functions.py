@@ -14,7 +14,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.statement import INPUT, Node, constant
 
 ENGINES = "extract, group and spark"
-# DuckDB's names of the types that both engines have, with Flink's.
+# DuckDB's names of the types that both engines have, each with Flink's name.
 TYPES = {
     "BOOLEAN": "BOOLEAN",
     "INTEGER": "INT",
@@ -31,11 +31,12 @@ INTEGERS = ("INTEGER", "BIGINT")
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
 NULL = '"NULL"'
 _DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
-# Position of a node that the parser has made itself.
+# DuckDB's position of a node that is not in the statement's text.
 _NOWHERE = 2**63
 _UNKNOWN = "is not in the SQL that Flink takes"
 
-Place = tuple[int, int]
+# Line and column in the user's statement, from 1.
+TextPlace = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -52,60 +53,61 @@ class FlinkExpression:
 
 
 class NotCommon(InvalidArgument):
-    """Error: a part of the statement is outside Flink's subset of SQL.
+    """A part of the statement is outside the SQL that DuckDB and Flink have in common.
 
-    :param subject: the part.
+    :param subject: the part in words.
     :param node: the part's parsed form; its position becomes `offset`.
-    :param place: line and column in the user's statement, from 1; None if unknown.
+    :param place: the part's place in the user's statement; None if unknown.
     :ivar offset: position in bytes, in the statement with its input's name; None if unknown.
     """
 
     def __init__(
-        self, subject: str, node: Node | None = None, reason: str = _UNKNOWN, place: Place | None = None
+        self, subject: str, node: Node | None = None, reason: str = _UNKNOWN, place: TextPlace | None = None
     ) -> None:
-        at = None if node is None else node.get("query_location")
+        offset = None if node is None else node.get("query_location")
         self.subject, self.reason, self.place = subject, reason, place
-        self.offset = at if isinstance(at, int) and at < _NOWHERE else None
+        self.offset = offset if isinstance(offset, int) and offset < _NOWHERE else None
         self.remedy = f"{ENGINES} take it; docs/sql.md has what is common to all."
         where = "" if place is None else f"line {place[0]}, column {place[1]}: "
         super().__init__("sql", f"{where}{subject} {reason}.", self.remedy)
 
     def placed(self, sql: str) -> NotCommon:
-        """Return the error with the place in the user's statement, or this error if the position is unknown."""
+        """Return the error with the place in the user's statement, or this error if the offset is unknown."""
         if self.offset is None:
             return self
         return NotCommon(self.subject, None, self.reason, place_in(sql, self.offset))
 
 
-def place_in(sql: str, offset: int) -> Place:
-    """Return line and column in the user's statement, from 1.
+def place_in(sql: str, offset: int) -> TextPlace:
+    """Return the place of an offset in the user's statement.
 
     :param sql: the user's statement, with {{ input }}.
     :param offset: position in bytes, in the statement with the input's name in place of {{ input }}.
     """
-    at, behind = 0, 0
-    for found in OF_INPUT.finditer(sql):
-        before = len(sql[behind : found.start()].encode())
-        if offset < at + before + len(INPUT):
+    # The end of the last {{ input }} before the offset, in the user's statement; and of the input's name, in bytes.
+    end, name_end = 0, 0
+    for match in OF_INPUT.finditer(sql):
+        between = len(sql[end : match.start()].encode())
+        if offset < name_end + between + len(INPUT):
             break
-        at, behind = at + before + len(INPUT), found.end()
-    text = sql[:behind] + sql[behind:].encode()[: max(offset - at, 0)].decode(errors="ignore")
+        end, name_end = match.end(), name_end + between + len(INPUT)
+    text = sql[:end] + sql[end:].encode()[: max(offset - name_end, 0)].decode(errors="ignore")
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 def digits_of(kind: str) -> tuple[int, int] | None:
     """Return precision and scale of a decimal, or None for another type."""
-    found = _DECIMAL.fullmatch(kind)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _DECIMAL.fullmatch(kind)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def is_number(kind: str) -> bool:
-    """Return whether values of the type are numbers."""
+    """Return whether values of a DuckDB type are numbers."""
     return kind in (*INTEGERS, "FLOAT", "DOUBLE") or digits_of(kind) is not None
 
 
 def flink_type(kind: str, node: Node | None = None) -> str:
-    """Return Flink's name of a type. Raises NotCommon."""
+    """Return Flink's name of a DuckDB type. Raises NotCommon, with the place of `node`."""
     if (digits := digits_of(kind)) is not None:
         return f"DECIMAL({digits[0]}, {digits[1]})"
     if kind not in TYPES:
@@ -124,28 +126,29 @@ def name(value: str) -> str:
 
 
 def matches(sql: str, pattern: str) -> str:
-    """Return the condition for a text matching a pattern."""
+    """Return the SQL condition for a text that matches a pattern."""
     return f"REGEXP({sql}, {text(pattern)})"
 
 
 def unlike(sql: str, pattern: str) -> str:
-    """Return the condition for a text not matching a pattern; NULL for NULL."""
+    """Return the SQL condition for a text that does not match a pattern; NULL for NULL."""
     return f"(NOT {matches(sql, pattern)})"
 
 
-def is_lost(sql: str, made: str) -> str:
-    """Return the condition for a value that `made`, the converted value, loses by being NULL."""
-    return f"({sql} IS NOT NULL AND {made} IS NULL)"
+def is_lost(sql: str, converted: str) -> str:
+    """Return the SQL condition for a value whose conversion is NULL."""
+    return f"({sql} IS NOT NULL AND {converted} IS NULL)"
 
 
+# Kinds of arguments, as errors call them.
 TEXT, NUMBER, WHOLE, INSTANT = "text", "number", "whole number", "time"
-# Arguments that have to be literals.
+# Kinds of arguments that have to be literals.
 WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
     *("a text that is written out", "a number that is written out", "a unit that is written out"),
     *("a format that is written out", "a path that is written out", "a pattern that is written out", "'UTC'"),
 )
 _NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
-# Java's text of a number that DuckDB prints otherwise, or as it is written.
+# Texts of numbers that Java prints in another form than DuckDB.
 _PRINTED = "^-?[0-9]+([.][0-9]{{9,}}|([.][0-9]+)?E[+-]?[0-9]+)$"
 _UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
 _PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
@@ -156,7 +159,7 @@ _FORMATS = {"%Y": "yyyy", "%m": "MM", "%d": "dd", "%H": "HH", "%M": "mm", "%S": 
 
 @dataclass(frozen=True)
 class FunctionForm:
-    """A function of both engines, with placeholders `{0}`, `{1}`, ... for the arguments.
+    """Flink's form of a function, with placeholders `{0}`, `{1}`, ... for the arguments.
 
     :param takes: the kind of each argument.
     :param flink: Flink's expression; the caller casts the expression to DuckDB's type.
@@ -169,12 +172,12 @@ class FunctionForm:
 
 
 def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> FunctionForm:
-    # A function of text whose meaning may differ for characters beyond ASCII.
+    """Return the form of a function of a text whose result may differ for characters beyond ASCII."""
     return FunctionForm((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
 
 
-# A document that only one of Flink and DuckDB accepts: Flink reads no further than a document's end. And a number that
-# is printed in another form.
+# Conditions for a document that only one of Flink and DuckDB accepts (Flink ignores text behind a document's end), and
+# for a number that is printed in another form.
 _BEHIND = "REGEXP({0}, '[}}\\]]\\s*[^\\s,}}\\]]')"
 _WHOLE = "REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')"
 _NO_JSON = f"(NOT ({{0}} IS JSON AND {_WHOLE}) OR {_BEHIND} OR {{0}} IS NULL)"
@@ -221,7 +224,7 @@ FORMS: Mapping[str, FunctionForm] = {
     ),
     "timezone": FunctionForm((ZONE, INSTANT), "{1}"),
 }
-# Further names of the same functions.
+# Alternative names of functions, each with the name in `FORMS`.
 SAME: Mapping[str, str] = {
     **{"substring": "substr", "ceiling": "ceil", "len": "length", "datetrunc": "date_trunc", "datepart": "date_part"},
     **{"lcase": "lower", "ucase": "upper", "prefix": "starts_with"},
@@ -229,22 +232,22 @@ SAME: Mapping[str, str] = {
 }
 
 
-def written(takes: str, node: Node, function: str, here: Node) -> str | None:
+def written(takes: str, node: Node, function: str, call: Node) -> str | None:
     """Return a literal argument in Flink's form, or None if the argument need not be a literal.
 
     :param takes: the kind of the argument.
-    :param here: the call, for the error's place.
+    :param call: the call, for the error's place.
 
-    Raises NotCommon if the argument is not a literal, or not one that Flink has.
+    Raises NotCommon if the argument is not a literal, or if Flink does not have the literal.
     """
-    if (read := _WRITTEN.get(takes)) is None:
+    if (convert := _WRITTEN.get(takes)) is None:
         return None
-    if (found := read(node)) is None:
-        raise NotCommon(function, here, f"takes {takes} here, of a kind that Flink has")
-    return found
+    if (sql := convert(node)) is None:
+        raise NotCommon(function, call, f"takes {takes} here, of a kind that Flink has")
+    return sql
 
 
-def fitting(takes: str, part: FlinkExpression, function: str, here: Node) -> str:
+def fitting(takes: str, part: FlinkExpression, function: str, call: Node) -> str:
     """Return the SQL of an argument that need not be a literal. Raises NotCommon for a type unfit for the function."""
     fits = {
         TEXT: part.kind == "VARCHAR",
@@ -253,58 +256,60 @@ def fitting(takes: str, part: FlinkExpression, function: str, here: Node) -> str
         INSTANT: part.kind in TIMES,
     }
     if not fits[takes]:
-        raise NotCommon(f"{function} of {part.kind}", here, f"is not in the SQL that Flink takes: it takes a {takes}")
+        raise NotCommon(f"{function} of {part.kind}", call, f"is not in the SQL that Flink takes: it takes a {takes}")
     # Flink has all units and formats only for times without a zone; sessions are in UTC.
     return f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
 
 
 def number_of(node: Node) -> int | None:
-    """Return the whole number of a literal, or None for a longer or negative number or another node."""
+    """Return the whole number of a literal, or None for a negative number, more than nine digits or another node."""
     if node["class"] != "CONSTANT":
         return None
-    found = node["literal"]["text"] if "literal" in node else node["value"].get("value")
-    return int(found) if re.fullmatch(r"\d{1,9}", str(found)) else None
+    value = node["literal"]["text"] if "literal" in node else node["value"].get("value")
+    return int(value) if re.fullmatch(r"\d{1,9}", str(value)) else None
 
 
 def _path(node: Node) -> str | None:
-    found = constant(node)
-    if found is None or not found.startswith("$"):
+    """Return a JSON path as a literal of Flink's SQL, or None if Flink does not have the path."""
+    path = constant(node)
+    if path is None or not path.startswith("$"):
         return None
-    steps = list(_PATH.finditer(found, 1))
-    if "".join(step[0] for step in steps) != found[1:]:
+    steps = list(_PATH.finditer(path, 1))
+    if "".join(step[0] for step in steps) != path[1:]:
         return None
-    return text("$" + "".join(f"[{one[3]}]" if one[3] else f"['{one[1] or one[2]}']" for one in steps))
+    return text("$" + "".join(f"[{step[3]}]" if step[3] else f"['{step[1] or step[2]}']" for step in steps))
 
 
 def _pattern(node: Node) -> str | None:
-    """Return a regular expression as a literal of Flink's SQL, or None if RE2 and Java may read it differently."""
-    found = constant(node)
-    if found is None or not _PORTABLE.fullmatch(found) or "(?" in found.replace("(?:", ""):
+    """Return a regular expression as a literal of Flink's SQL, or None if its meaning may differ in RE2 and Java."""
+    pattern = constant(node)
+    if pattern is None or not _PORTABLE.fullmatch(pattern) or "(?" in pattern.replace("(?:", ""):
         return None
-    return text(found)
+    return text(pattern)
 
 
-def _some(node: Node) -> str | None:
-    found = constant(node)
-    return text(found) if found else None
+def _nonempty_text(node: Node) -> str | None:
+    string = constant(node)
+    return text(string) if string else None
 
 
 def _count(node: Node) -> str | None:
-    found = number_of(node)
-    return str(found) if found else None
+    count = number_of(node)
+    return str(count) if count else None
 
 
 def _unit(node: Node) -> str | None:
-    found = (constant(node) or "").lower()
-    return found.upper() if found in _UNITS else None
+    unit = (constant(node) or "").lower()
+    return unit.upper() if unit in _UNITS else None
 
 
 def _format(node: Node) -> str | None:
-    found = constant(node)
-    if found is None:
+    """Return a format of times as a literal of Flink's SQL, or None if Flink does not have a part of the format."""
+    written_format = constant(node)
+    if written_format is None:
         return None
-    parts = re.findall(r"%.|[^%A-Za-z']+", found)
-    if "".join(parts) != found or any(part[0] == "%" and part not in _FORMATS for part in parts):
+    parts = re.findall(r"%.|[^%A-Za-z']+", written_format)
+    if "".join(parts) != written_format or any(part[0] == "%" and part not in _FORMATS for part in parts):
         return None
     return text("".join(_FORMATS.get(part, part) for part in parts))
 
@@ -313,6 +318,8 @@ def _zone(node: Node) -> str | None:
     return "'UTC'" if (constant(node) or "").upper() == "UTC" else None
 
 
+# By kind of argument, the function that returns a literal in Flink's form.
 _WRITTEN = {
-    **{WRITTEN: _some, COUNT: _count, UNIT: _unit, FORMAT: _format, PATH: _path, PATTERN: _pattern, ZONE: _zone}
+    **{WRITTEN: _nonempty_text, COUNT: _count, UNIT: _unit, FORMAT: _format},
+    **{PATH: _path, PATTERN: _pattern, ZONE: _zone},
 }

@@ -21,7 +21,7 @@ def batch(values: Sequence[bytes | None], first: int = 1000) -> RawBatch:
 def one_by_one(schema: pa.Schema, unknown_fields: str = "ignore") -> JsonDecoder:
     """Return a decoder that never takes the bulk path."""
     decoder = JsonDecoder(schema, unknown_fields)
-    decoder._shapes = decoder._bulk = None
+    decoder._layouts = decoder._bulk = None
     return decoder
 
 

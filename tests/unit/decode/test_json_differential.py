@@ -195,10 +195,10 @@ def check_bulk(decoder: JsonDecoder, values: list[bytes | None], want: list[str 
 
 def check_shapes(decoder: JsonDecoder, values: list[bytes | None], want: list[str | None]) -> int:
     """Check what the path by layouts takes, and return how many rows that are."""
-    assert decoder._shapes is not None
+    assert decoder._layouts is not None
     # A part of a longer array, as a batch is when it was cut.
     array = pa.array([b'{"s":"', *values, b'"}'], pa.binary())[1:-1]
-    tables, rows = decoder._shapes.parse(array)
+    tables, rows = decoder._layouts.parse(array)
     taken = [int(row) for part in rows for row in part]
     assert len(set(taken)) == len(taken)
     got = []

@@ -272,8 +272,8 @@ def test_a_null_is_none_whatever_lies_under_it() -> None:
     hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *array.buffers()[1:]])
     assert hidden.buffers()[2].to_pybytes()[: len(text)] == text
     decoder = JsonDecoder(SCHEMA)
-    assert decoder._shapes is not None
-    _, rows = decoder._shapes.parse(hidden)
+    assert decoder._layouts is not None
+    _, rows = decoder._layouts.parse(hidden)
     assert [int(row) for part in rows for row in part] == [0, 2]
 
 

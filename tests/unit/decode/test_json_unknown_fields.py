@@ -151,8 +151,8 @@ def test_the_path_of_many_documents_rescues_what_the_one_by_one_path_does() -> N
     ]
     texts = [rng.choice(layouts).format(rng.choice(scalars), rng.choice(scalars), i=i).encode() for i in range(3000)]
     decoder = JsonDecoder(SCHEMA, "rescue")
-    assert decoder._shapes is not None
-    tables, taken = decoder._shapes.parse(pa.array(texts, pa.binary()))
+    assert decoder._layouts is not None
+    tables, taken = decoder._layouts.parse(pa.array(texts, pa.binary()))
     assert sum(map(len, taken)) == len(texts)
     assert sum(len(table) for table in tables) == len(texts)
 

@@ -86,7 +86,7 @@ def test_a_key_that_has_to_be_there(kind: pa.DataType) -> None:
 def test_avro_keys_need_not_be_records(kind: Any, column: pa.DataType | None, key: bytes, landed: Any) -> None:
     column = column or pa.struct([pa.field("id", pa.int64(), nullable=False)])
     registry = FakeRegistry({7: ("AVRO", json.dumps(kind))})
-    decoder = AvroDecoder(pa.schema([pa.field("_key", column)]), registry=registry, to_end=True)
+    decoder = AvroDecoder(pa.schema([pa.field("_key", column)]), registry=registry, is_whole=True)
     header = struct.pack(">bI", 0, 7)
     out = decoder.decode(batch([header + key, None, header + key + b"!"]))
     bad = [row.index for row in out.bad]

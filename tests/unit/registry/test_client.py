@@ -157,8 +157,8 @@ def test_certificates_that_are_not_there() -> None:
 def test_ids_that_nobody_knows_are_asked_for_so_often_and_no_more(
     server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_VAIN_AT_ONCE", 3)
-    monkeypatch.setattr(client_module, "_VAIN_PER_SECOND", 0.0)
+    monkeypatch.setattr(client_module, "_UNKNOWN_AT_ONCE", 3)
+    monkeypatch.setattr(client_module, "_UNKNOWN_PER_SECOND", 0.0)
     server.answers["/schemas/ids/7"] = [(200, {"schema": '"long"'})]
     client = server.client()
     assert client.schema(7).text == '"long"'
@@ -172,7 +172,7 @@ def test_ids_that_nobody_knows_are_asked_for_so_often_and_no_more(
     assert "Schema 1009 was not asked for" in reasons[-1]
     # What is known stays known, and time heals.
     assert client.schema(7).text == '"long"'
-    monkeypatch.setattr(client_module, "_VAIN_PER_SECOND", 1e9)
+    monkeypatch.setattr(client_module, "_UNKNOWN_PER_SECOND", 1e9)
     server.answers["/schemas/ids/1009"] = [(200, {"schema": '"int"'})]
     assert client.schema(1009).text == '"int"'
 
