@@ -234,8 +234,7 @@ _ROWS = (
     ),
 )
 LAKES: dict[str, LakeFormat] = {row.format: row for row in _ROWS}
-# The default of `table_format`.
-DEFAULT = _ROWS[0]
+DEFAULT = _ROWS[0]  # the default of `table_format`
 
 
 def lake_of(table: str) -> LakeFormat:

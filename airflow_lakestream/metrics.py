@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "lakestream"
 _SIZE = "added-files-size"
-# Characters that Airflow refuses in a metric's name.
-_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")  # characters that Airflow refuses in a metric's name
 # Characters: Airflow's limit for a metric's name, and the least that is left of a shortened tag, its digest included.
 _LONGEST_NAME, _SHORTEST_TAG = 250, 24
 # By a sensor's check: the values in its answer, and the gauge that each sets.

@@ -15,12 +15,9 @@ if AIRFLOW_V_3_3_PLUS or TYPE_CHECKING:
 else:
     RetryPolicy = object
 
-# Characters of a reason that Airflow's database column can hold.
-_MOST_CHARACTERS = 500
-# Longest allowed `max_delay`, in seconds.
-_LONGEST_DELAY = 366 * 86_400.0
-# More doublings would exceed any reasonable bound, and soon the range of a float.
-_MOST_DOUBLINGS = 30
+_MOST_CHARACTERS = 500  # characters of a reason that Airflow's database column can hold
+_LONGEST_DELAY = 366 * 86_400.0  # longest allowed `max_delay`, in seconds
+_MOST_DOUBLINGS = 30  # more doublings would exceed any reasonable bound, and soon the range of a float
 
 
 class LakestreamRetryPolicy(RetryPolicy):

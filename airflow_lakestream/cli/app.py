@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 # Formats whose schema is in no registry: the DAG file has the columns.
 _FORMATS_WITHOUT_SCHEMA = ("json", "csv")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
-# A placeholder, such as <broker:9092>, in a line with a connection.
-_GAP = re.compile(r"<[^<>]+>")
+_GAP = re.compile(r"<[^<>]+>")  # a placeholder, such as <broker:9092>, in a line with a connection
 
 
 class FileExists(LakestreamError, Terminal):
@@ -74,8 +73,7 @@ class FileExists(LakestreamError, Terminal):
 def init(
     topic: Annotated[str | None, typer.Option(help="topic to land; asked for on a terminal")] = None,
     table: Annotated[
-        str | None,
-        typer.Option(help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
+        str | None, typer.Option(help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>")
     ] = None,
     group: Annotated[str | None, typer.Option(help="consumer group; default: the DAG's id")] = None,
     engine: Annotated[
@@ -85,8 +83,7 @@ def init(
         str | None, typer.Option(help='cron or a preset, such as "@hourly"; default: by engine')
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
+        Path | None, typer.Option(help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here")
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="write a pipeline in YAML instead of a DAG file")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,

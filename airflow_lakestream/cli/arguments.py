@@ -116,8 +116,7 @@ _SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the 
 _DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: its task's arguments need not be given")]
 _TASK = Annotated[str | None, typer.Option("--task", help="with --dag: the task, if several land")]
 _FOLDER = Annotated[
-    Path | None,
-    typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True),
+    Path | None, typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True)
 ]
 _SOURCES = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
 # By option, the argument of a landing. Each other option has the name of its argument.
@@ -171,9 +170,8 @@ def _given_arguments(
     """Return the arguments of a pipeline's landing or of a DAG's task, or None without `--pipeline` and `--dag`.
 
     Returns a triple: the arguments; whether they are for a mirror or a table by key; and a function that refuses
-    templates in arguments. The caller passes only the arguments that it uses to this function.
-
-    Raises InvalidArgument for options that do not go together, and for an unknown file, DAG, sink or task.
+    templates in arguments. The caller passes only the arguments that it uses to this function. Raises InvalidArgument
+    for options that do not go together, and for an unknown file, DAG, sink or task.
     """
     companions = {"sink": (sink, pipeline), "task": (task, dag), "dag_folder": (dag_folder, dag)}
     for name, (value, companion) in companions.items():
@@ -318,8 +316,7 @@ def _shown(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-# Arguments of every landing task.
-_NEEDED = ("topic", "table", "consumer_group")
+_NEEDED = ("topic", "table", "consumer_group")  # arguments of every landing task
 # The task ids of a task group of `kafka_extract_group`; the tasks have the same arguments.
 _STEPS_OF_GROUP = ("plan", "read", "commit")
 

@@ -289,11 +289,9 @@ def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[Top
 
 
 def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
-    """Return how many rows of the ranges are gone from the table.
+    """Return how many rows of the ranges are gone from the table. Raises InvalidArgument if the ranges still have rows.
 
     :param result: of a full audit of the table.
-
-    Raises InvalidArgument if the ranges still have rows.
     """
     of_topic = [one for one in result.partitions if one.topic == topic]
     for partition in of_topic:

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.adopt.run import AdoptionResult
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
-# Most files of a landing that the text names: more would hide the important lines.
-_MOST_FILES = 5
+_MOST_FILES = 5  # most files of a landing that the text names: more would hide the important lines
 # Most ranges of a partition that the text names: deletes replace scattered single offsets, so there may be many.
 _MOST_RANGES = 4
 
@@ -189,10 +188,7 @@ def show(
 
 @app.command()
 def history(
-    table: Table,
-    group: GroupIfSeveral = None,
-    iceberg_conn: IcebergConn = "iceberg_default",
-    as_json: Json = False,
+    table: Table, group: GroupIfSeveral = None, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False
 ) -> None:
     """Print the group's landings, newest first, with the data files of each unexpired snapshot."""
     with output_to_stderr():
@@ -212,8 +208,7 @@ for command in (rebuild, rename, reset, forget):
     app.command()(command)
 
 
-# Most ranges in a line of `adopt`.
-_MOST_ADOPTED = 10
+_MOST_ADOPTED = 10  # most ranges in a line of `adopt`
 Topic = Annotated[str, typer.Option("--topic", help="the topic that the rows come from")]
 Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only print what would be written")]
 
@@ -243,8 +238,7 @@ def adopt(
         typer.Argument(help="a group's or connector's name, a checkpoint's path, or ranges such as orders[0]:0-250"),
     ] = None,
     columns: Annotated[
-        str | None,
-        typer.Option(help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go'),
+        str | None, typer.Option(help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go')
     ] = None,
     yes: Yes = False,
     watch: Annotated[

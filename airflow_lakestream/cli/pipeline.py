@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.arguments import landings_of, read_pipeline, variable_lookup
-from airflow_lakestream.cli.connections import (
-    Json,
-    open_kafka,
-    open_lake,
-    open_registry,
-    output_to_stderr,
-    report_text,
-)
+from airflow_lakestream.cli.connections import Json, open_kafka, open_lake, open_registry, output_to_stderr, report_text
 from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -35,9 +28,7 @@ Sink = Annotated[str | None, typer.Option("--sink", help="one of the file's; def
 
 
 @app.command()
-def validate(
-    paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)],
-) -> None:
+def validate(paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)]) -> None:
     """Check pipelines as a run would, including their SQL, without a connection. Exit code 2: something is wrong."""
     with output_to_stderr():
         from airflow_lakestream.pipelines.dags import make_dags, make_functions_importable
@@ -156,14 +147,7 @@ def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[st
     config = make_config(compiled, landing, **interval, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
-    report = land_run(
-        config,
-        kafka.configuration,
-        lake,
-        run_id=_run_id(),
-        where=kafka.where,
-        stop=threading.Event(),
-    )
+    report = land_run(config, kafka.configuration, lake, run_id=_run_id(), where=kafka.where, stop=threading.Event())
     return last_line(report, config, _connection(landing, "iceberg"))
 
 

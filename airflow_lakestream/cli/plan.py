@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.onramp.doctor.finding import DoctorFinding
     from airflow_lakestream.registry.config import RegistryConfig
 
-# Offsets of each partition that are read to estimate the bytes of all records.
-SAMPLE = 500
+SAMPLE = 500  # offsets of each partition that are read to estimate the bytes of all records
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ Servers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help="brokers, such as broker:9092, instead of an Airflow connection"),
 ]
-# A position on the command line: partition:offset.
-_POSITION = re.compile(r"(\d+):(\d+)")
+_POSITION = re.compile(r"(\d+):(\d+)")  # a position on the command line: partition:offset
 
 
 @takes_pipeline
@@ -45,8 +44,7 @@ def preview(
     topic: Annotated[str, typer.Argument(help="topic to look at")],
     limit: Annotated[int, typer.Option(help="records to show")] = 10,
     from_offset: Annotated[
-        list[str] | None,
-        typer.Option(help="from partition:offset on, such as 0:1200; may be repeated"),
+        list[str] | None, typer.Option(help="from partition:offset on, such as 0:1200; may be repeated")
     ] = None,
     from_timestamp: Annotated[str | None, typer.Option(help="from a time on, such as 2026-11-20T10:00Z")] = None,
     tombstones: Annotated[str, option_of("tombstones")] = "keep",
@@ -104,14 +102,12 @@ def open_topic(
 def open_servers(
     bootstrap_servers: str | None, kafka_conn: str, schema_registry: str | None
 ) -> tuple[KafkaConnection, RegistryConfig | None]:
-    """Return a pair: the brokers' configuration, and the registry, or None without a registry.
+    """Return a pair: the brokers' configuration, and the registry, or None without a registry. Raises InvalidArgument.
 
     :param bootstrap_servers: addresses in place of a connection: Airflow is then not used.
     :param kafka_conn: the connection; ignored if `bootstrap_servers` is given.
     :param schema_registry: a URL, or a connection (refused with `bootstrap_servers`). None: the registry in the Kafka
         connection's extra.
-
-    Raises InvalidArgument.
     """
     from airflow_lakestream.registry.config import RegistryConfig, is_address
 

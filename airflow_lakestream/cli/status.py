@@ -219,8 +219,7 @@ _COLUMNS = (
     "delete files",
     "compacted",
 )
-# Number of newest landings whose rows the table has.
-_SHOWN_LANDINGS = 3
+_SHOWN_LANDINGS = 3  # number of newest landings whose rows the table has
 # Most looks in the timelines of the page: a day of looks each minute.
 _MOST_LOOKS = 1440
 _COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow"}

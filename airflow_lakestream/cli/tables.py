@@ -61,8 +61,7 @@ def audit(
     ] = None,
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
-        str | None,
-        typer.Option(help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
+        str | None, typer.Option(help="of a table by key or a fan-out: more arguments of its landing, as JSON")
     ] = None,
     on_data_loss: Annotated[str | None, option_of("on_data_loss", "with --repair: ")] = None,
     as_json: Json = False,
@@ -274,8 +273,7 @@ def resnapshot(
         bool, typer.Option("--no-signal", help="use the last snapshot of the whole table in the topic")
     ] = False,
     since_offset: Annotated[
-        list[str] | None,
-        typer.Option(help="with --no-signal: look from partition:offset on; repeatable"),
+        list[str] | None, typer.Option(help="with --no-signal: look from partition:offset on; repeatable")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="the app's checkpoint_location: refuse while it runs")] = None,
     start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,

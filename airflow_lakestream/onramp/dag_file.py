@@ -287,10 +287,8 @@ def _literal(text: str) -> str:
     return quoted
 
 
-# Place of a schema, in words for remarks.
-_SCHEMA_PLACE = "the file's schema"
-# The words of a name such as shippedAt or ts_ms.
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SCHEMA_PLACE = "the file's schema"  # place of a schema, in words for remarks
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # the words of a name such as shippedAt or ts_ms
 # Words in names of times.
 _TIME_WORDS = frozenset(
     {"at", "created", "date", "datetime", "deleted", "epoch", "modified", "time", "timestamp", "ts", "updated", "when"}

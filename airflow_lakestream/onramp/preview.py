@@ -62,12 +62,9 @@ def json_ready(value: Any) -> Any:
 
 # Arguments that a landing needs, and a preview does not use.
 _UNUSED_ARGUMENTS = {"table": "no.table", "consumer_group": "lakestream-preview"}
-# Number of records from which the columns are made, of all partitions together.
-_LOOKED_AT = 500
-# Least number of these records at each end of a partition.
-_LEAST_OF_EACH = 5
-# Number of attempts while retention removes the records that are read.
-_ATTEMPTS = 3
+_LOOKED_AT = 500  # number of records from which the columns are made, of all partitions together
+_LEAST_OF_EACH = 5  # least number of these records at each end of a partition
+_ATTEMPTS = 3  # number of attempts while retention removes the records that are read
 
 
 class ColumnsBy(StrEnum):

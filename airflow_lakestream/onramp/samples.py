@@ -35,8 +35,7 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 # The client needs the name of a group. No consumer joins the group, and no offset is committed.
 _GROUP = "lakestream-preview"
-# Seconds.
-_POLL_TIMEOUT = 20.0
+_POLL_TIMEOUT = 20.0  # seconds
 # Most bytes that are read: a record may have megabytes, and a topic hundreds of partitions.
 MOST_BYTES = 64 * 2**20
 # If the offsets read have too few records, after a compaction or transactions, the next read is this many times wider.
@@ -226,17 +225,13 @@ def _of_each(batches: Sequence[RawBatch], count: int, *, backwards: bool) -> lis
     return selected[::-1] if backwards else selected
 
 
-# Bytes in front of a payload with a schema id: a zero byte and the id.
-_HEADER = 5
-# First bytes of Avro in single-object encoding.
-_SINGLE_OBJECT = b"\xc3\x01"
+_HEADER = 5  # bytes in front of a payload with a schema id: a zero byte and the id
+_SINGLE_OBJECT = b"\xc3\x01"  # first bytes of Avro in single-object encoding
 # A longer value is not parsed as a whole: its beginning, or its first and last characters, decide.
 _MOST_BYTES_PARSED = 256 * 1024
 _DELIMITERS = ",;\t|"
-# Fewer lines do not count as CSV: any two texts may have the same number of commas.
-_LEAST_LINES = 3
-# Least share of the lines that must have the same number of fields.
-_ALIKE = 0.9
+_LEAST_LINES = 3  # fewer lines do not count as CSV: any two texts may have the same number of commas
+_ALIKE = 0.9  # least share of the lines that must have the same number of fields
 # A number or a boolean of JSON.
 _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 

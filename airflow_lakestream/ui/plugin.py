@@ -46,19 +46,8 @@ class LakestreamPlugin(AirflowPlugin):
             "nav_top_level": True,
             **_ICONS,
         },
-        {
-            "name": "Streams",
-            "bundle_url": f"{_STATIC}/dag.js",
-            "destination": "dag",
-            "url_route": "streams",
-            **_ICONS,
-        },
+        {"name": "Streams", "bundle_url": f"{_STATIC}/dag.js", "destination": "dag", "url_route": "streams", **_ICONS},
     ]
     external_views = [
-        {
-            "name": "Lakestream",
-            "href": f"{_BASE}/docs/index.html",
-            "destination": "nav",
-            "category": "docs",
-        }
+        {"name": "Lakestream", "href": f"{_BASE}/docs/index.html", "destination": "nav", "category": "docs"}
     ]

@@ -13,8 +13,7 @@ from airflow_lakestream.core.ranges import RangeSet, shown
 _MOST_RANGES = 4
 # Most partitions in a text. Their numbers are short, so there may be more of them.
 _MOST_PARTITIONS = 20
-# Key in a sensor's XCom value: the reason of a look that failed.
-UNSEEN = "could_not_look"
+UNSEEN = "could_not_look"  # key in a sensor's XCom value: the reason of a look that failed
 
 
 class StreamCause(StrEnum):

@@ -32,12 +32,9 @@ from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest_
 MOST_SAMPLES = 10
 MOST_REASONS = 5
 MOST_SNAPSHOTS = 10
-# Most characters of a text from a record.
-MOST_CHARACTERS = 200
-# Most bytes of the document as JSON.
-MOST_BYTES = 32 * 2**10
-# Most bytes of reject files that are read for samples.
-READ_BYTES = 32 * 2**20
+MOST_CHARACTERS = 200  # most characters of a text from a record
+MOST_BYTES = 32 * 2**10  # most bytes of the document as JSON
+READ_BYTES = 32 * 2**20  # most bytes of reject files that are read for samples
 # Characters of a value that are searched for secrets: a secret may reach beyond the shown characters.
 _SEARCHED_CHARACTERS = 1000
 _COLUMNS = ("stage", "error", "value", "run_id")

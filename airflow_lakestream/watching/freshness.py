@@ -34,8 +34,7 @@ from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
 
-# Iceberg's operations of snapshots.
-_OPERATIONS = ("append", "overwrite", "replace", "delete")
+_OPERATIONS = ("append", "overwrite", "replace", "delete")  # Iceberg's operations of snapshots
 
 
 # Parsers of settings: from the argument's name and its value to the value of the field.

@@ -54,11 +54,9 @@ from airflow_lakestream.watching.streams.landings import read_ledgers
 
 
 def check_columns(table: Table, column: str, every: PartitionLength) -> None:
-    """Refuse a table whose rows have no times, or no positions of their records.
+    """Refuse a table whose rows have no times, or no positions of their records. Raises InvalidArgument, NoPositions.
 
     :param column: the column of times, at the top level of the schema; a date only for partitions of a day.
-
-    Raises InvalidArgument, NoPositions.
     """
     event_times = EventTimes.of(table, column)
     if column not in {field.name for field in table.schema().fields}:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.streams.landings import TableStreams
 
 
-# Newest batches of a checkpoint from which a query's speed is measured; Spark keeps 100.
-_BATCHES = 20
+_BATCHES = 20  # newest batches of a checkpoint from which a query's speed is measured; Spark keeps 100
 # Seconds of the past whose landings give a stream's speed; the last few landings always count.
 _STEPS_SECONDS = 6 * 3600
 

@@ -17,10 +17,8 @@ from airflow_lakestream.registry.config import RegistryConfig
 
 BROKERS, TOPIC, REGISTRY, CLOCK = "brokers", "topic", "registry", "clock"
 _TLS = ("ssl", "sasl_ssl")
-# Longest wait for an answer of the registry.
-_REGISTRY_SECONDS = 5.0
-# A record may be that much ahead of this machine's clock: producers' clocks differ.
-_AHEAD_MS = 60_000
+_REGISTRY_SECONDS = 5.0  # longest wait for an answer of the registry
+_AHEAD_MS = 60_000  # a record may be that much ahead of this machine's clock: producers' clocks differ
 
 
 def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorFinding]:

@@ -60,8 +60,7 @@ _NOTHING: Mapping[str, Any] = {"read": 0, "rows_in": 0, "lost": []}
 # Half of a surrogate pair, as escaped in JSON: Python accepts such a text, PostgreSQL fails.
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF_OF_A_PAIR = f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
-# SQLite takes no more than 32,766 values in a statement.
-_CHUNK = 500
+_CHUNK = 500  # SQLite takes no more than 32,766 values in a statement
 
 
 _Item = TypeVar("_Item")

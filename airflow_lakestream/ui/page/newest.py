@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 _Place = tuple[Key, str | None]
 # Number of newest events and runs that are read: the last landings of some thousand streams.
 WINDOW = 10_000
-# Most tables of a task, the last written: each run may make a new name.
-MOST_TABLES = 20
+MOST_TABLES = 20  # most tables of a task, the last written: each run may make a new name
 # Number of ids that are read again: an event or a run with a lower id may be committed after a higher one.
 _READ_AGAIN = 1000
 _RETURNED = XComModel.key == "return_value"
@@ -340,11 +339,7 @@ class NewestRuns:
         xcom = XComModel
         rows = (
             select(xcom.dag_run_id, xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)
-            .where(
-                xcom.dag_run_id.in_(ids),
-                xcom.task_id.in_(_tasks_of(tasks)),
-                xcom.key.in_(REPORT_KEYS),
-            )
+            .where(xcom.dag_run_id.in_(ids), xcom.task_id.in_(_tasks_of(tasks)), xcom.key.in_(REPORT_KEYS))
             .order_by(xcom.timestamp)
         )
         for run, dag_id, task_id, *report in session.execute(rows):

@@ -39,8 +39,7 @@ _RENDERED_RUNS = 30
 # Beginning of a value that Airflow has cut, and Airflow's replacement of a secret.
 _CUT = "Truncated."
 _MASKED = "***"
-# End of an argument `sql` that names a file.
-_FILE = ".sql"
+_FILE = ".sql"  # end of an argument `sql` that names a file
 # Beginning of the text that Airflow has for a schema that is an object of PyIceberg.
 _OBJECT = "table {"
 # Values of arguments that a form leaves empty, rendered or not. A blank is a value: a CSV delimiter.

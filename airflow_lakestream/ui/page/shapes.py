@@ -14,8 +14,7 @@ Shape = Callable[[str, Any], Any]
 
 # Most levels of a value: more than this provider writes, and far fewer than JSON's writers can take.
 _MOST_NESTED = 20
-# Most characters of a value in an error.
-_MOST_SHOWN = 60
+_MOST_SHOWN = 60  # most characters of a value in an error
 
 
 class Odd(ValueError):

@@ -196,8 +196,7 @@ NOTHING_LANDS = RunbookAdvice(
     ),
 )
 A_RUN_FAILED = RunbookAdvice(
-    "Nothing lands",
-    ("The error in the task's log has the remedy.", "Is the DAG paused? Unpause it."),
+    "Nothing lands", ("The error in the task's log has the remedy.", "Is the DAG paused? Unpause it.")
 )
 TOO_SLOWLY = RunbookAdvice(
     "It lands, but too slowly",

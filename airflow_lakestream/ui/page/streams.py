@@ -163,10 +163,8 @@ def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table:
     }
 
 
-# The bundled DAG whose sensors look at the streams.
-SUPERVISION = "supervise_lakestream"
-# Most partitions that are drawn: nobody can distinguish more bars.
-_MOST_PARTITIONS = 200
+SUPERVISION = "supervise_lakestream"  # the bundled DAG whose sensors look at the streams
+_MOST_PARTITIONS = 200  # most partitions that are drawn: nobody can distinguish more bars
 
 
 def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
@@ -209,8 +207,7 @@ def _merged(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
     return merged
 
 
-# Most landings of a stream that are shown.
-_MOST_LANDINGS = 200
+_MOST_LANDINGS = 200  # most landings of a stream that are shown
 
 
 class StreamsPage:

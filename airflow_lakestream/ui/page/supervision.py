@@ -27,10 +27,7 @@ _LISTED = mapped(table=text, consumer_group=text)
 _LOOK = mapped(lag=integer, lost=integer, time_left=number, reasons=listed(mapped(cause=text, text=text)))
 _SAMPLE = mapped(topic=text, partition=integer, offset=integer, error=text, value=text, bytes=integer, run_id=text)
 _REASON = mapped(stage=text, reason=text, records=integer, samples=listed(_SAMPLE))
-_SNAPSHOT = mapped(
-    **dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text),
-    rows=integer,
-)
+_SNAPSHOT = mapped(**dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text), rows=integer)
 _CONTENTS = mapped(
     table=text,
     consumer_group=text,

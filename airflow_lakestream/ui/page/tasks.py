@@ -83,10 +83,7 @@ ENGINES = {
 # Engines whose runs never end by themselves, and report their progress by the XCom `progress`.
 LASTING = ("spark", "flink", "connect")
 # Names of the arguments that buttons pass on: a stream's connections, and the decoding of its records.
-KEPT = (
-    *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
-    *(*DECODING, "schema_evolution", "tombstones"),
-)
+KEPT = (*("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"), *(*DECODING, "schema_evolution", "tombstones"))
 # A template that the conf of a run fills in.
 _PARAM = re.compile(r"\{\{\s*params\.(\w+)\s*\}\}")
 _DAG_ID = re.compile(r"\{\{\s*dag\.dag_id\s*\}\}")

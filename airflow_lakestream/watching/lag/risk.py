@@ -106,12 +106,9 @@ def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
 # Seconds over which rates are measured; at most a quarter of Kafka's retention.
 _WINDOW = 900.0
 _PARTS_OF_RETENTION = 4
-# For a consumer that lands by runs, the rate is measured over this many runs at least.
-_RUNS = 3
-# Bytes of a record in the log in addition to key and value.
-_OVERHEAD_BYTES = 10
-# Seconds for which sensors share the answer about a topic's retention.
-_RETENTION_SHARED = 60.0
+_RUNS = 3  # for a consumer that lands by runs, the rate is measured over this many runs at least
+_OVERHEAD_BYTES = 10  # bytes of a record in the log in addition to key and value
+_RETENTION_SHARED = 60.0  # seconds for which sensors share the answer about a topic's retention
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,7 @@ def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int)
 MOST_READ = 100_000
 # Most bytes that a look reads for timestamps from all partitions, estimated by the size of the first unread records.
 MOST_BYTES = 256 * 2**20
-# Most holes in a row that are skipped at the beginning of the unread offsets.
-_MOST_HOLES = 5
+_MOST_HOLES = 5  # most holes in a row that are skipped at the beginning of the unread offsets
 
 # A part of a look: yields questions, receives the answers, returns a result.
 Asking = Generator[LookQuestion, Any, Any]

@@ -21,14 +21,10 @@ from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
 
-# Most landings that are read for a time; each is a small file of the log.
-MOST_RECENT = 50
-# Most versions that are read after the newest landing.
-MOST_SINCE = 100
-# A file with less than this share of the target size is small.
-SMALL_SHARE = 0.75
-# The target size of delta-rs, for tables without delta.targetFileSize.
-TARGET_BYTES = 100 * 2**20
+MOST_RECENT = 50  # most landings that are read for a time; each is a small file of the log
+MOST_SINCE = 100  # most versions that are read after the newest landing
+SMALL_SHARE = 0.75  # a file with less than this share of the target size is small
+TARGET_BYTES = 100 * 2**20  # the target size of delta-rs, for tables without delta.targetFileSize
 
 
 @dataclass(frozen=True)

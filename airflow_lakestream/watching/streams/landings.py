@@ -32,12 +32,10 @@ from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.streams.landing_events import NewLandings, landings_after
 
-# Number of newest landings in a history without `since_ms`.
-RECENT = 5
+RECENT = 5  # number of newest landings in a history without `since_ms`
 # Number of small files, or of delete files, that makes reading slow. Landings each minute write 2000 files in 33 hours.
 MANY_FILES = 2000
-# Most columns that a reason names.
-_MOST_COLUMNS = 8
+_MOST_COLUMNS = 8  # most columns that a reason names
 # Key in the summary of a cherry-picked snapshot: the id of the snapshot that was picked.
 _SOURCE = "source-snapshot-id"
 # Run id of a Spark landing: the query's id and the batch.

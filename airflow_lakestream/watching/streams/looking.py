@@ -207,10 +207,7 @@ class _LookTopics:
 
 
 def _or_problem(facts: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
-    """Yield the facts. After an error yield `unseen` with the problem.
-
-    Raises InvalidArgument and NotThere.
-    """
+    """Yield the facts. After an error yield `unseen` with the problem. Raises InvalidArgument and NotThere."""
     try:
         yield from facts
     except (InvalidArgument, NotThere):

@@ -41,8 +41,7 @@ class StreamState(StrEnum):
     UNSEEN = "could not look"
 
 
-# States that need no action by a person.
-HEALTHY = (StreamState.LANDING, StreamState.IDLE)
+HEALTHY = (StreamState.LANDING, StreamState.IDLE)  # states that need no action by a person
 
 
 @dataclass(frozen=True, slots=True)
