@@ -73,6 +73,7 @@ class LandingMeter:
             self._measure_files(committed, tags)
 
     def _measure_files(self, committed: CommittedLanding, tags: dict[str, str]) -> None:
+        """Set the gauges of the table's files after a commit, and count the bytes that the commit added."""
         try:
             from airflow_lakestream.lakes import LakeCapability, lake_of
 

@@ -54,10 +54,12 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
+        # A keyword parameter, which Typer turns into an option.
         annotation = Annotated[kind, option_of(name, when)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def decorate(command: Command) -> Command:
+        # The wrapper's signature has the options in the place of `decoding`.
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for parameter in signature.parameters.values() if parameter.name != "decoding"]
         # An option for a list may be repeated.
@@ -248,35 +250,36 @@ def _options_of(
     :param options: the parameters of the command.
     """
     values: dict[str, Any] = {}
-    unread: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    # A placeholder of a fan-out in the table's name, such as {event}, and no template.
     is_fan_out = "{" in str(arguments.get("table")).replace("{{", "")
     if "repair" in options and (is_mirror or is_fan_out):
         names = OF_ROWS if is_mirror else ("home_table", "metadata_columns")
         of_rows = {name: arguments[name] for name in names if name in arguments and name not in options}
         refuse(of_rows)
-        unread = ("on_data_loss",)
+        unused = ("on_data_loss",)
+        # Arguments without an option of their own are passed on by --landing.
         values = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
     elif "repair" in options:
         if repairs := bool(context.params["repair"]):
             # The next line reads the schema: a template must be refused before.
             refuse({"schema": arguments.get("schema")})
-        unread = _unread_by_audit(arguments, repairs=repairs)
+        unused = _unused_by_audit(arguments, repairs=repairs)
     for name, option in options.items():
         argument = _ARGUMENTS.get(name, name)
         value = arguments.get(argument)
         source = context.get_parameter_source(name)
-        if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
+        if value is None or name in unused or (source is not None and source.name == "COMMANDLINE"):
             continue
         refuse({argument: value})
         # Typer calls an option's callback only for a value from the command line.
-        check = next(
-            (info.callback for info in get_args(option.annotation)[1:] if getattr(info, "callback", None)), None
-        )
+        callbacks = [getattr(info, "callback", None) for info in get_args(option.annotation)[1:]]
+        check = next(filter(None, callbacks), None)
         values[name] = check(_as_option(value)) if check else _as_option(value)
     return values
 
 
-def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
+def _unused_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
     """Return the names of the options that an audit does not use.
 
     An audit without a repair decodes nothing, except for a table by key. A repair has the columns of the table: it

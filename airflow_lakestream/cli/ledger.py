@@ -88,6 +88,7 @@ def history_text(landings: Sequence[PastLanding], ledger: Ledger) -> str:
 
 
 def _landing_lines(past: PastLanding) -> Iterator[str]:
+    """Yield the lines of a landing: snapshot, run and rows, then ranges, then files."""
     at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
     yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.rows:,} rows"
     if past.landing.adopted is not None:
@@ -109,6 +110,7 @@ def _landing_lines(past: PastLanding) -> Iterator[str]:
 
 
 def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
+    """Yield the lines of a topic in a ledger: identity and counts, then ranges by partition."""
     yield f"  topic {identity.topic}, id {identity.topic_id or '(none)'}, cluster {identity.cluster_id}"
     yield f"    {_counts(entry.counts)}"
     with_ranges = {p for ranges in (entry.landed, entry.lost) for _, p in ranges.partitions}

@@ -87,6 +87,7 @@ def page(looks: Sequence[StatusLook]) -> str:
 
 
 def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
+    """Yield the HTML of the table of all streams."""
     heads = ("Topic", "Table", "Consumer group", "Engine", "State", "Lag", "Overdue", "Last landing", "Rejected in all")
     yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for stream in streams:
@@ -108,6 +109,7 @@ def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
 
 
 def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]:
+    """Yield the HTML of a stream: reasons, landings, the lag over time, files and partitions."""
     yield f"<h2>{escape(_heading(stream))}</h2>"
     if stream.reasons:
         yield f"<ul>{''.join(f'<li>{escape(str(reason))}</li>' for reason in stream.reasons)}</ul>"

@@ -271,6 +271,7 @@ def _lines(name: str, python: str, comment: str, indent: int) -> str:
 
 
 def _python(value: Any, indent: int) -> str:
+    """Return a value as Python code; a list has a line for each item, 4 spaces behind `indent`."""
     if not isinstance(value, list | tuple):
         return _literal(str(value))
     # One item to a line, as a formatter leaves it.
@@ -343,6 +344,7 @@ def _retyped(field: iceberg.NestedField, path: Path, times: Mapping[Path, TimeSo
 
 
 def _timed(kind: iceberg.IcebergType, path: Path, times: Mapping[Path, TimeSource]) -> iceberg.IcebergType:
+    """Return a type with timestamps at the paths of `times`; `path` is the type's own."""
     if path in times:
         return iceberg.TimestamptzType()
     if isinstance(kind, iceberg.StructType):

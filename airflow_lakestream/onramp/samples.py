@@ -333,6 +333,7 @@ def _document(value: bytes) -> str | None:
 
 
 def _is_line(value: bytes) -> bool:
+    """Return whether a value is a single line of printable text."""
     try:
         text = value[:_MOST_BYTES_PARSED].decode()
     except UnicodeDecodeError:

@@ -266,6 +266,7 @@ class EventTimes:
                 yield from added_files(self.table, snapshot)
 
     def _check_empty(self, file: DataFile) -> None:
+        """Raise InvalidArgument for a file with values of the column, but without its bounds in the manifest."""
         null_count = (file.null_value_counts or {}).get(self.field_id)
         # A file without rows, or with only nulls, has no bounds for a good reason.
         if file.record_count and null_count != file.record_count:

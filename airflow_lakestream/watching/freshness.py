@@ -261,6 +261,7 @@ class FreshnessCheck(FreshnessConditions):
         return is_given(self.kafka_conn_id) and not is_young(self, facts, now_ms)
 
     def _facts_of_table(self, table: Table, now_ms: int) -> FreshnessFacts:
+        """Return the facts that the table alone shows: its history, and the time of the newest event."""
         since_ms = None
         if self.event_time_column is not None and self.max_age is not None:
             # Events of earlier landings are too old in any case.
@@ -311,6 +312,7 @@ class FreshnessCheck(FreshnessConditions):
         return result.reasons(group, iso(at_ms))
 
     def _ask(self, kind: str, table: Table, answer: Any) -> LookQuestion:
+        """Return a question about a state of the table; `kind` is the part of its key that names the question."""
         # These answers do not depend on `complete_through`, so that sensors of different times share them.
         conditions = tuple(
             getattr(self, condition.name)

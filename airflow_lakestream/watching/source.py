@@ -165,6 +165,7 @@ def _since_ms(with_steps: bool) -> int | None:
 
 
 def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
+    """Return the progress by a ledger and the history of its landings."""
     # Only a rollback changes the lag: its records have to be landed again. The other reasons do not matter here.
     reasons = tuple(
         reason for reason in history.reasons(int(time.time() * 1000)) if reason.cause is StreamCause.ROLLBACK
@@ -289,6 +290,7 @@ class ConsumerSource:
         return (yield from self._of_table(connections, with_steps))
 
     def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
+        """Open the table, and find the progress by its ledger."""
         name, group = str(self.table), str(self.consumer_group)
         if LakeCapability.CATALOG in self.lake.can:
             table = yield from ask_table(connections, self.iceberg_conn_id, name)

@@ -76,6 +76,7 @@ def _extra_of(requirement: str) -> str:
 
 
 def _problem(requirement: Requirement) -> str | None:
+    """Return why an installed package does not meet a requirement, or None."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:

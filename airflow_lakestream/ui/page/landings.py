@@ -310,6 +310,7 @@ class HourlyRows:
             return self._first, rows
 
     def _read(self, session: Session) -> None:
+        """Read the rows by task, table and hour of the last 24 hours."""
         self._first = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - (HOURS - 1) * _HOUR
         self._floor = _first_run(session, self._first - _HOUR)
         # The latest hour comes first: SQL's CASE takes the first condition that holds.

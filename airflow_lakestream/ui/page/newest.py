@@ -91,6 +91,7 @@ class NewestLandings:
         self._last_id = max(top, self._last_id or 0)
 
     def _take_events(self, session: Session, *where: Any) -> None:
+        """Remember the newest event with a landing, by task and table, among the events of a condition."""
         events = (
             select(
                 AssetEvent.id, AssetEvent.source_dag_id, AssetEvent.source_task_id, table_in(session, AssetEvent.extra)
@@ -108,6 +109,7 @@ class NewestLandings:
         self._take_reports(session, XComModel.dag_run_id > top - WINDOW)
 
     def _take_reports(self, session: Session, *where: Any) -> None:
+        """Remember the newest report with a landing, by task and table, among the XComs of a condition."""
         xcom = XComModel
         reports = (
             select(xcom.dag_id, xcom.task_id, xcom.dag_run_id, xcom.timestamp, table_in(session, xcom.value))
@@ -289,6 +291,7 @@ class NewestRuns:
             self._searched.update(chunk)
 
     def _take_runs(self, session: Session, params: Mapping[str, tuple[str, ...]], where: ColumnElement[bool]) -> None:
+        """Remember the newest run by DAG and conf among the runs of a condition."""
         newest = select(DagRun.dag_id, func.max(DagRun.id)).where(where).group_by(DagRun.dag_id)
         for dag_id, run in session.execute(newest):
             if not params.get(dag_id):
@@ -310,6 +313,7 @@ class NewestRuns:
         confs: Mapping[int, Conf],
         states: RunStates,
     ) -> None:
+        """Add the states of the tasks in the runs `ids` to `states`."""
         ti = TaskInstance
         rows = (
             select(DagRun.id, ti.dag_id, ti.task_id, ti.run_id, ti.state, func.coalesce(ti.end_date, ti.start_date))
@@ -336,6 +340,7 @@ class NewestRuns:
         confs: Mapping[int, Conf],
         states: RunStates,
     ) -> None:
+        """Add the landings that the runs `ids` have reported to `states`."""
         xcom = XComModel
         rows = (
             select(xcom.dag_run_id, xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)

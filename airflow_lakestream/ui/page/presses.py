@@ -126,6 +126,7 @@ def _bundled_dags(session: Session, readable: Collection[str]) -> dict[str, bool
 
 
 def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str]) -> str | None:
+    """Return the reason against a press of the button, or None."""
     if press.dag_id not in bundled:
         command = copy_command(press.dag_id)
         return f"There is no DAG {press.dag_id} that you may read. It is bundled, so add it to your DAGs: {command}"
@@ -185,6 +186,7 @@ class _RenderedArguments:
         return text if isinstance(value, Mapping) else value
 
     def _of_run(self) -> Mapping[str, Any]:
+        """Return the arguments as rendered by the newest run that landed in the stream's table."""
         if self._fields is None:
             rendered, (dag_id, task_id) = RenderedTaskInstanceFields, self._stream.key
             newest = (

@@ -99,6 +99,7 @@ def _of_newest_run(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]
 
 
 def _of_supervision(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
+    """Yield the states that the last looks of `supervise_lakestream` show."""
     result = facts.supervised
     if result is None:
         return
@@ -144,6 +145,7 @@ def _of_pause(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
 
 
 def _of_landing(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
+    """Yield the state that the newest run and the newest landing show."""
     newest, landing = facts.newest, facts.landing
     if landing is not None and landing.problem:
         text = f"The report of the run {landing.run_id} could not be read: {landing.problem}."

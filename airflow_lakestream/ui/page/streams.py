@@ -99,9 +99,9 @@ def streams_of(
             table = None if by_run else reported_table or usual
             if table not in newest_landings or landing.at > newest_landings[table].at:
                 newest_landings[table] = landing
-    newest = sorted(newest_landings, key=lambda table: newest_landings[table].at, reverse=True)
-    other_tables = [table for table in dict.fromkeys((*newest, *tries)) if table not in (None, usual)][:MOST_TABLES]
-    # All tables of a mapped task are usual.
+    by_time = sorted(newest_landings, key=lambda table: newest_landings[table].at, reverse=True)
+    other_tables = [table for table in dict.fromkeys((*by_time, *tries)) if table not in (None, usual)][:MOST_TABLES]
+    # The scheduler's runs land in all tables of a mapped task.
     is_mapped = usual is None and not by_run and not task.has_table_by_form
 
     def stream(table: str | None) -> PageStream:
@@ -120,6 +120,7 @@ def streams_of(
             is_usual,
         )
 
+    # Without a usual table, None stands for the task only if no other table is known.
     tables = [usual, *other_tables] if usual is not None or not other_tables else other_tables
     return [stream(table) for table in tables]
 
@@ -198,6 +199,7 @@ def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
 
 
 def _merged(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return ranges as sorted [from, until] lists, overlapping and adjacent ranges as one."""
     merged: list[list[int]] = []
     for start, until in sorted(map(tuple, ranges)):
         if merged and start <= merged[-1][1]:
@@ -332,6 +334,7 @@ class StreamsPage:
                 yield replace(stream, look=look)
 
     def _dags(self, session: Session, readable: Collection[str]) -> list[StreamDag]:
+        """Return the readable DAGs with streams or looks, by the newest version of each DAG."""
         newest = (
             select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
             .group_by(DagVersion.dag_id)

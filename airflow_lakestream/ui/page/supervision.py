@@ -170,6 +170,7 @@ def contents_of(session: Session, result: SupervisionResult | None) -> dict[str,
 
 
 def _merged_results(first: SupervisionResult, second: SupervisionResult) -> SupervisionResult:
+    """Return the results of two DAGs that look at the same stream; those of the second count if both have them."""
     return replace(
         first,
         looks={**first.looks, **second.looks},

@@ -124,6 +124,7 @@ class ConsumerLag:
     def _behind_reasons(
         self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool
     ) -> list[StreamReason]:
+        """Return the reasons for a consumer over a limit, the consumer's own state first."""
         text = f"{self.progress.name} is {self._lag_text(behind, worst)}"
         if self.progress.reasons:
             first, *more_reasons = self.progress.reasons
@@ -156,6 +157,7 @@ class ConsumerLag:
         return StreamReason(StreamCause.CAUGHT_UP, f"{self.progress.name} has read all of {topics}")
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
+        """Return the sensor's XCom value; `worst` is the partition with the oldest unread record, or None."""
         partitions: dict[str, dict[str, int]] = {}
         for lag in lags:
             partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
@@ -262,6 +264,7 @@ class LevelWatch(ConsumerSource):
         )
 
     def _read(self, connections: LookConnections) -> Step:
+        """Return the progress of the consumer, also of a consumer that has not begun to read given topics."""
         try:
             return (yield from self.read_progress(connections))
         except NotThere:

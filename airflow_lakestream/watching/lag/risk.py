@@ -174,6 +174,7 @@ class RetentionRisk:
         return None if self.every is None else math.ceil(self.rate * self.every)
 
     def _expiring_reasons(self, short: Sequence[PartitionRisk], wanted: float) -> list[StreamReason]:
+        """Return a list with the reason for partitions with too little time left, or an empty list."""
         if not short:
             return []
         worst = min(short, key=lambda partition: (partition.left.going_on, partition.left.stopped))
@@ -243,6 +244,7 @@ class RiskCheck(ConsumerSource):
         return RetentionRisk(progress, unread, partitions, every).judge(self.min_time_left, self.watch_for, waited)
 
     def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
+        """Return the `TopicSettings` of a topic, by two questions to Kafka."""
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         state = unread.state
         topic = state.identity.topic

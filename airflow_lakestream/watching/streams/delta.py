@@ -169,6 +169,7 @@ def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[
 
 
 def _record_of(version: int, actions: Sequence[Action], consumer_group: str) -> SnapshotRecord:
+    """Return a version of the log as a record; its `landing` is None unless the version is a landing of the group."""
     info = info_of(actions)
     texts = {key: value for key, value in info.items() if isinstance(value, str)}
     landing = codec.decode_summary(texts, consumer_group, f"version {version}")

@@ -250,6 +250,7 @@ def read_ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BR
 
 
 def _head(metadata: TableMetadata, branch: str) -> int | None:
+    """Return the snapshot id of a branch's head, or None for an empty table. Raises InvalidArgument."""
     if branch == MAIN_BRANCH:
         return ledger_store.head_of(metadata)
     if (ref := metadata.refs.get(branch)) is None:
@@ -259,6 +260,7 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
 
 
 def _record_of(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> SnapshotRecord:
+    """Return a snapshot as a record, with its landing if the group is among `names`, or `names` is None."""
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
         # A cherry-pick has the rows of its source snapshot, but not the lakestream.* keys.

@@ -139,6 +139,7 @@ class StreamSearch:
             yield topics.compared(facts, lambda state: TopicBacklog(state, TopicEntry(), *progress.unread(state)))
 
     def _of_table(self, lake: Any, name: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
+        """Yield the facts of the streams of a table, with the queries that land in the table."""
         streams: TableStreams | None = lake_of(name).part("books").at(lake, name)
         if streams is None:
             # A catalog also lists tables of other formats, and tables that are being dropped: these have no streams.
@@ -158,6 +159,7 @@ class StreamSearch:
         )
 
     def _of_group(self, streams: TableStreams, name: str, group: str, topics: _LookTopics) -> Iterator[StreamFacts]:
+        """Yield the facts of a group's streams: one for each topic of its ledger."""
         try:
             ledger = streams.ledger(group)
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms

@@ -217,6 +217,7 @@ def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStat
 def _decide_state(
     facts: StreamFacts, now_ms: int, max_age: float, age: float | None
 ) -> tuple[StreamState, list[StreamReason]]:
+    """Return the state of a stream and all reasons, the reason for the state first."""
     stale = [StreamReason(StreamCause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
     additional = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
@@ -257,6 +258,7 @@ def _decide_state(
 def _overdue_state(
     facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
 ) -> tuple[StreamState, StreamReason]:
+    """Return the state of a stream with overdue records, and the reason."""
     width = backlog.overdue.width
     wait = f"{counted(width, 'offset')} {'waits' if width == 1 else 'wait'} for more than {span(max_age)}"
     text = f"{'at least ' if backlog.unknown else ''}{wait}: {format_ranges(backlog.overdue)}"
