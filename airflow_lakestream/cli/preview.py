@@ -63,7 +63,7 @@ def preview(
         from airflow_lakestream.onramp import preview as looking
 
         since_ms = None if from_timestamp is None else milliseconds("--from-timestamp", from_timestamp)
-        selection = looking.check_wanted(limit, _positions(from_offset or ()), since_ms)
+        selection = looking.check_wanted(limit, offsets_of("--from-offset", from_offset or ()), since_ms)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         previewed = looking.preview(opened, decoding, selection, registry, tombstones)
     report_text(json.dumps(previewed.to_dict(), indent=2) if as_json else _render(previewed))
@@ -235,14 +235,12 @@ def _quoted(value: bytes | None) -> str:
     return "null" if value is None else f"'{excerpt(value, 80)}'"
 
 
-def _positions(texts: Sequence[str]) -> dict[int, int]:
-    """Return offsets by partition from texts such as "0:1200". Raises InvalidArgument."""
+def offsets_of(option: str, texts: Sequence[str]) -> dict[int, int]:
+    """Return offsets by partition from an option's texts, such as "0:1200". Raises InvalidArgument."""
     offsets = {}
     for text in texts:
         match = _POSITION.fullmatch(text.strip())
         if match is None:
-            raise InvalidArgument(
-                "--from-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
+            raise InvalidArgument(option, f"{text!r} is not a position.", 'Write "0:1200": partition and offset.')
         offsets[int(match[1])] = int(match[2])
     return offsets

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +27,7 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
+from airflow_lakestream.cli.preview import offsets_of
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
@@ -260,7 +260,6 @@ mirror_app = typer.Typer(help="Work on mirrors of a database's tables.", no_args
 
 # Formats whose records may be Debezium's events.
 _FORMATS = "json, json_schema or avro"
-_OFFSET = re.compile(r"(\d+):(\d+)")
 
 
 @mirror_app.command()
@@ -304,7 +303,7 @@ def resnapshot(
     with output_to_stderr():
         from airflow_lakestream.run.resnapshot import MirrorResnapshot
 
-        since = _offsets(since_offset or ())
+        since = offsets_of("--since-offset", since_offset or ())
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
         named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
@@ -411,19 +410,6 @@ def _landing(text: str | None) -> dict[str, Any]:
         )
     # Whether deleted rows stay is a setting of the mirror's table.
     return {name: value for name, value in arguments.items() if name != "soft_delete"}
-
-
-def _offsets(texts: Sequence[str]) -> dict[int, int]:
-    """Return offsets by partition from texts such as "0:1200". Raises InvalidArgument."""
-    offsets = {}
-    for text in texts:
-        match = _OFFSET.fullmatch(text.strip())
-        if match is None:
-            raise InvalidArgument(
-                "--since-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
-        offsets[int(match[1])] = int(match[2])
-    return offsets
 
 
 def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:
