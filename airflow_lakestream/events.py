@@ -1,4 +1,4 @@
-"""For tasks of DAGs started by landings: each landing belongs to a single run, even if reported twice."""
+"""Decorator for tasks of DAGs that landings start: a landing reported twice belongs to a single run, too."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from airflow_lakestream.operators.base import airflow_errors
 
 log = logging.getLogger(__name__)
 
-# Number of landings remembered for each task and asset; Airflow reports a landing twice within minutes, or never.
+# Landings remembered for each task and asset. A second report of a landing comes within minutes, if at all.
 MOST_KEPT = 1_000
 _ARGUMENT = "landings"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Event = Mapping[str, Any]
-# By landing, the run that it belongs to; the newest last.
+# Name of a landing: id of the run that the landing belongs to. The newest landing is the last.
 Owners = dict[str, str]
 
 
 def once_per_landing(function: Function) -> Function:
     """Give a task's function `landings`: the landings that started the run, except landings of another run.
 
-    A landing belongs to the first run that saw it, which has it again in a retry and when it is cleared. If nothing is
-    left, the task is skipped. The DAG needs `max_active_runs=1`, and the task the watched assets as its `inlets`.
+    A landing belongs to the first run that gets the landing, also in that run's retries and after a clear. The task is
+    skipped if all landings belong to other runs. The DAG needs `max_active_runs=1`, and the task needs the watched
+    assets as its `inlets`.
 
     .. seealso:: docs/events.md
     """
@@ -41,17 +42,18 @@ def once_per_landing(function: Function) -> Function:
         raise InvalidArgument(_ARGUMENT, f"{function.__name__} does not take it.", "Write def roll_up(landings): ...")
 
     @functools.wraps(function)
-    def once(*args: Any, **kwargs: Any) -> Any:
+    def with_landings(*args: Any, **kwargs: Any) -> Any:
         with airflow_errors():
             landings = _landings_of(get_current_context())
         if not landings:
             raise AirflowSkipException("Each landing that started this run belongs to another run: nothing to do.")
         return function(*args, landings=landings, **kwargs)
 
-    left = [one for name, one in signature.parameters.items() if name != _ARGUMENT]
-    # TaskFlow binds the arguments when the DAG is parsed, without any landings.
-    once.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # functions may have one
-    return once  # type: ignore[return-value]  # it takes the function's arguments except the landings
+    own_parameters = [parameter for name, parameter in signature.parameters.items() if name != _ARGUMENT]
+    # TaskFlow binds the arguments when the DAG is parsed: there are no landings yet.
+    shown_signature = signature.replace(parameters=own_parameters)
+    with_landings.__signature__ = shown_signature  # type: ignore[attr-defined]  # mypy does not know this attribute
+    return with_landings  # type: ignore[return-value]  # it takes the function's arguments except the landings
 
 
 def claim_landings(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
@@ -77,21 +79,21 @@ def name_of(landing: Event) -> str:
 
 
 def _landings_of(context: Any) -> list[Event]:
-    # The own landings of this run, of all assets.
+    """Return the landings of all assets that belong to this run."""
     if not AIRFLOW_V_3_3_PLUS:
         raise AirflowTooOld("once_per_landing needs Airflow 3.3 or newer, like LandingEventTrigger.")
-    most = context["dag"].max_active_runs
-    if most != 1:
+    max_active_runs = context["dag"].max_active_runs
+    if max_active_runs != 1:
         raise InvalidArgument(
             "max_active_runs",
-            f"is {most}: two runs at the same time could both take a landing.",
+            f"is {max_active_runs}: two runs at the same time could both take a landing.",
             "Give the DAG max_active_runs=1.",
         )
     landings_by_name: dict[str, Event] = {}
     for asset, events in context["triggering_asset_events"].items():
         landings = [landing for event in events if (landing := _landing_of(event.extra)) is not None]
         if landings:
-            landings_by_name |= {name_of(one): one for one in _claimed(context, asset, landings)}
+            landings_by_name |= {name_of(landing): landing for landing in _claimed(context, asset, landings)}
     return list(landings_by_name.values())
 
 
@@ -102,6 +104,7 @@ def _landing_of(extra: Mapping[str, Any] | None) -> Event | None:
 
 
 def _claimed(context: Any, asset: Any, landings: list[Event]) -> list[Event]:
+    """Return the landings of an asset that belong to this run, and store the owners with the asset."""
     ti = context["ti"]
     try:
         store = context["asset_state_store"][asset]
@@ -117,6 +120,6 @@ def _claimed(context: Any, asset: Any, landings: list[Event]) -> list[Event]:
     if dropped := set(map(name_of, landings)) - set(map(name_of, own)):
         log.info("Other runs have these landings: %s", ", ".join(sorted(dropped)))
     if after != owners:
-        # Before the function: a run that is killed in it has its landings again, and no other run takes them.
-        store.set(key, [list(one) for one in after.items()])
+        # Stored before the function is called: a run killed inside keeps its landings, and no other run gets them.
+        store.set(key, [[name, owner] for name, owner in after.items()])
     return own

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 
 
 class Terminal:
-    """Marker: the same call fails again until a person changes something."""
+    """Marker of an error after which the same call fails again, until a person changes something."""
 
 
 class Transient:
-    """Marker: the same call may well succeed later."""
+    """Marker of an error after which the same call may succeed later."""
 
 
 class LakestreamError(Exception):
@@ -23,7 +23,7 @@ class LakestreamError(Exception):
 
 
 class InvalidArgument(LakestreamError, Terminal, ValueError):
-    """An argument with an impossible value; `argument` is the name."""
+    """An argument with an impossible value; `argument` is its name."""
 
     def __init__(self, argument: str, problem: str, remedy: str = "") -> None:
         self.argument = argument
@@ -31,7 +31,7 @@ class InvalidArgument(LakestreamError, Terminal, ValueError):
 
 
 class UnknownValue(InvalidArgument):
-    """A value outside the closed list of values of `argument`; the text has the nearest value."""
+    """A value that is not in the list of allowed values of `argument`; the text has the nearest allowed value."""
 
     def __init__(self, argument: str, value: object, known: Iterable[str]) -> None:
         self.value = value

@@ -12,35 +12,16 @@ def get_provider_info() -> dict[str, Any]:
         "name": "Lakestream",
         "description": "Lands Kafka topics in Iceberg and Delta tables, exactly once, with the proof in the table.",
         "integrations": [
-            {
-                "integration-name": "Lakestream",
-                "tags": ["software"],
-            },
-            {
-                "integration-name": "Apache Kafka",
-                "external-doc-url": "https://kafka.apache.org/",
-                "tags": ["apache"],
-            },
-            {
-                "integration-name": "Apache Flink",
-                "external-doc-url": "https://flink.apache.org/",
-                "tags": ["apache"],
-            },
+            {"integration-name": "Lakestream", "tags": ["software"]},
+            {"integration-name": "Apache Kafka", "external-doc-url": "https://kafka.apache.org/", "tags": ["apache"]},
+            {"integration-name": "Apache Flink", "external-doc-url": "https://flink.apache.org/", "tags": ["apache"]},
             {
                 "integration-name": "Apache Iceberg",
                 "external-doc-url": "https://iceberg.apache.org/",
                 "tags": ["apache"],
             },
-            {
-                "integration-name": "Delta Lake",
-                "external-doc-url": "https://delta.io/",
-                "tags": ["software"],
-            },
-            {
-                "integration-name": "Apache Spark",
-                "external-doc-url": "https://spark.apache.org/",
-                "tags": ["apache"],
-            },
+            {"integration-name": "Delta Lake", "external-doc-url": "https://delta.io/", "tags": ["software"]},
+            {"integration-name": "Apache Spark", "external-doc-url": "https://spark.apache.org/", "tags": ["apache"]},
         ],
         "operators": [
             {

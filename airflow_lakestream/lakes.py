@@ -1,7 +1,7 @@
-"""The table formats: a row for each, with all differences between formats, and the capabilities of each.
+"""The table formats: a row for each, with all differences between the formats, and the capabilities of each.
 
-A part is written as module:name and imported when it is first used: not every installation has Delta's packages. Where
-a DAG is parsed, the rows cost nothing.
+A part of a format, such as the sink, is the text "module:name". The import waits for the first use: not every
+installation has Delta's packages, and the parse of a DAG must not pay for imports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LakeCapability(StrEnum):
-    """Capability that not every table format has; refusals name it by its value, a plural."""
+    """Capability that not every table format has. The value is a plural, the subject of the sentence that refuses."""
 
     CATALOG = "names in a catalog"
     STORE = "connections of a store"
@@ -42,27 +42,35 @@ class LakeCapability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFormat:
-    """A table format, with all parts as texts module:name. `part` imports a part for the first use.
+    """A table format. `part` imports a part, whose field has the text "module:name".
 
-    `sink`, `mirror` and `rejecting` make `core.ports.Sink`s: of records, of change events, and of another sink with a
-    reject table. `checks` makes a sink's `tables.sink.CommitChecks`. `check` refuses a design that a table can't have,
-    `check_new` one with partitions or an order unfit for its schema. `books` opens a table's ledgers and their history,
-    `state` reads the state that a run begins with, `rejects` opens a table with its reject table, `filled` a table to
-    adopt, `near` returns a question for the nearest table of a missing one, and `facts` looks at commits for
-    OpenLineage. `audit` is an `audit.run.Audit`, `upkeep` a `run.maintenance.upkeep.WorkerUpkeep`, `swap` a module for
-    the table aside a mirror, and `staging` a module that opens and deletes staged files next to a table's files.
-
-    :param pattern: a regex found in the names of the format's tables, and not in the names of later rows.
+    :param pattern: regex that matches the names of the format's tables, and no table of a later row.
     :param named: a table in words, for errors.
     :param example: a valid name.
     :param can: the capabilities.
-    :param instead: ways out, by missing capability: sentences.
-    :param connection: the argument of operators with the connection that opens tables.
-    :param apps: the bundled Spark apps: of landings, of mirrors, and others.
+    :param instead: by missing capability, a sentence with another way to the user's aim.
+    :param connection: the operators' argument for the connection that opens tables.
+    :param apps: the bundled Spark apps: first of landings, then of mirrors, then others.
     :param extras: extras of the package that the format needs.
+    :param sink: part that makes the `core.ports.Sink` of records.
+    :param checks: part that makes a sink's `tables.sink.CommitChecks`.
+    :param mirror: part that makes the `core.ports.Sink` of change events.
+    :param rejecting: part that puts a reject table next to another sink.
+    :param books: part that opens a table's ledgers and their history, a `TableStreams`.
+    :param state: part that reads the state of a table at the begin of a run.
+    :param rejects: part that opens a table together with its reject table.
+    :param filled: part that opens a table to adopt.
+    :param facts: part that reads commits for OpenLineage.
+    :param near: part that returns "Did you mean ...?" with the nearest table, for the name of a missing table.
+    :param audit: part, an `audit.run.Audit`.
+    :param upkeep: part, a `run.maintenance.upkeep.WorkerUpkeep`.
+    :param swap: module that opens a resnapshot's staging table, and swaps a mirror's rows for its rows.
+    :param staging: module that opens and deletes staged files next to a table's files.
+    :param check_new: part that refuses a design whose partitions or order do not fit the schema.
+    :param check: part that refuses a design that no table of the format can have; None: there is none.
     :param columns_taken: column names that readers of the format need themselves, in lower case.
     :param characters_refused: characters that no column name may have.
-    :param modules: the modules that executors need, each with its package.
+    :param modules: by name, the modules that Spark's executors need, with the package that has each.
     """
 
     format: str
@@ -97,7 +105,7 @@ class LakeFormat:
     def part(self, name: str) -> Any:
         """Import and return a part of the format. Raises MissingExtra if a package is missing.
 
-        :param name: the name of the attribute, such as "sink".
+        :param name: the field with the part, such as "sink".
         """
         try:
             return resolve_name(getattr(self, name))
@@ -105,14 +113,20 @@ class LakeFormat:
             raise MissingExtra(self.format, e.name) from e
 
     def require(self, capability: LakeCapability, argument: str, table: str | None = None) -> None:
-        """Refuse an argument without a capability. Raises InvalidArgument with the formats that have it."""
+        """Refuse an argument if the format lacks a capability. Raises InvalidArgument with the formats that have it.
+
+        :param argument: the argument that needs the capability, for the error.
+        :param table: the table that the argument is for, for the error; None: the format is named.
+        """
         if capability in self.can:
             return
-        able = " and ".join(row.format.capitalize() for row in LAKES.values() if capability in row.can)
-        problem = f"{capability} are for {able or 'no'} tables"
-        own = f", not for {self.format.capitalize()}" if table is None else ""
-        subject = f"{table!r} is {self.named}; " if table is not None else ""
-        raise InvalidArgument(argument, f"{subject}{problem}{own}.", self.instead.get(capability, ""))
+        capable = " and ".join(row.format.capitalize() for row in LAKES.values() if capability in row.can)
+        problem = f"{capability} are for {capable or 'no'} tables"
+        if table is None:
+            problem = f"{problem}, not for {self.format.capitalize()}"
+        else:
+            problem = f"{table!r} is {self.named}; {problem}"
+        raise InvalidArgument(argument, f"{problem}.", self.instead.get(capability, ""))
 
     def check_design(self, design: TableDesign) -> None:
         """Refuse a design unfit for tables of the format. Raises InvalidArgument."""
@@ -128,10 +142,11 @@ class LakeFormat:
         """Return the name or location of a table, if valid. Raises InvalidArgument."""
         if "{" in table:
             self.require(LakeCapability.FAN_OUT, argument, table)
-        return (check_table_name if LakeCapability.CATALOG in self.can else check_location)(table, argument)
+        check = check_table_name if LakeCapability.CATALOG in self.can else check_location
+        return check(table, argument)
 
     def missing_text(self, lake: Any, table: str) -> str:
-        """Return a sentence on a missing table, with a question for the nearest one.
+        """Return the text "there is no table ...", followed by a question for the nearest table, if any is near.
 
         :param lake: the catalog or the store.
         """
@@ -219,19 +234,22 @@ _ROWS = (
     ),
 )
 LAKES: dict[str, LakeFormat] = {row.format: row for row in _ROWS}
-
-
-# The default of `table_format`.
-DEFAULT = _ROWS[0]
+DEFAULT = _ROWS[0]  # the default of `table_format`
 
 
 def lake_of(table: str) -> LakeFormat:
-    """Return the format of a table, by the table's name."""
+    """Return the format of a table, by the table's name.
+
+    The last row is tried first: Iceberg's pattern matches any name.
+    """
     return next(row for row in reversed(LAKES.values()) if re.search(row.pattern, table))
 
 
 def lake_named(argument: str, name: object) -> LakeFormat:
-    """Return the format of a name. Raises UnknownValue with the known names."""
+    """Return the format with a name. Raises UnknownValue with the known names.
+
+    :param argument: the argument that has the name, for the error.
+    """
     if (row := LAKES.get(str(name))) is None:
         raise UnknownValue(argument, name, map(str, LAKES))
     return row

@@ -1,4 +1,4 @@
-"""Links on a task's page: the operator pushes an address as soon as a page exists, while the task runs."""
+"""Links on a task's page in Airflow. The operator pushes an address while the task runs, once the page exists."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 
 def links_until_run(*links: _PushedLink) -> Any:
-    """Return a property for an operator's `operator_extra_links`: the given links until the task has run.
+    """Return a property for an operator's `operator_extra_links`: the links until the task has run, then no link.
 
-    After the task has run, Airflow would push each link again, and empty links for missing pages; so `_has_run`, which
-    the operator sets, empties the property. A link with an `argument` is left out if the operator does not have that
-    argument.
+    After a task has run, Airflow pushes the address of each link in the property again: for a missing page that would
+    be an empty link. The operator sets `_has_run` at its end. A link with an `argument` is left out if the operator
+    does not have that argument.
     """
 
-    def there(operator: Any) -> tuple[_PushedLink, ...]:
+    def current_links(operator: Any) -> tuple[_PushedLink, ...]:
         if getattr(operator, "_has_run", False):
             return ()
-        return tuple(link for link in links if not link.argument or _given(operator, link.argument))
+        return tuple(link for link in links if not link.argument or _argument_of(operator, link.argument))
 
-    return property(there)
+    return property(current_links)
 
 
-def _given(operator: Any, argument: str) -> Any:
+def _argument_of(operator: Any, argument: str) -> Any:
     # A mapped operator has its arguments in `partial_kwargs`.
     return getattr(operator, argument, None) or getattr(operator, "partial_kwargs", {}).get(argument)
 
 
-def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_url: str | None) -> None:
-    """Push the links to the pages of topic and table, for each known name and address.
+def push_pages(ti: Any, names: Mapping[str, Any], topic_url: str | None, table_url: str | None) -> None:
+    """Push the links to the pages of topic and table. A link without a known name or address is left out.
 
     :param ti: the task instance.
-    :param what: the names of `topic` and `table`, as far as they are known.
+    :param names: the names of `topic` and `table`, as far as they are known.
     :param topic_url: address of a topic's page, with `{topic}` for the name; None for no link.
     :param table_url: address of a table's page, with `{table}` for the name; None for no link.
     """
     for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
-        if url and (value := what.get(name)):
+        if url and (value := names.get(name)):
             ti.xcom_push(key=link.xcom_key, value=url.replace(f"{{{name}}}", quote(str(value), safe="")))
 
 
@@ -51,7 +51,7 @@ class _PushedLink(BaseOperatorLink):
     """A link to an address that the operator pushes as an XCom, as soon as it is known."""
 
     name = ""
-    # The operator's argument that the link needs.
+    # The operator's argument without which there is no link; empty: the link needs none.
     argument = ""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:

@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "lakestream"
 _SIZE = "added-files-size"
-# Characters that Airflow refuses in a metric's name; a shortened tag keeps `_SHORTEST` characters, with a digest.
-_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
-_LONGEST, _SHORTEST = 250, 24
-# A sensor's values, and the gauges that they set.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")  # characters that Airflow refuses in a metric's name
+# Characters: Airflow's limit for a metric's name, and the least that is left of a shortened tag, its digest included.
+_LONGEST_NAME, _SHORTEST_TAG = 250, 24
+# By a sensor's check: the values in its answer, and the gauge that each sets.
 _OF_SENSORS: Mapping[str, Mapping[str, str]] = {
     "freshness": {"age": "freshness"},
     "checkpoint_lag": {"lag": "lag", "seconds": "lag_seconds"},
     "retention_risk": {"time_left": "time_left"},
 }
-# The tags that identify a stream; a sensor has some of them.
+# The tags that identify a stream; a sensor has only some.
 _OF_STREAM = ("table", "topic", "consumer_group")
 
 
@@ -49,45 +49,46 @@ class LandingMeter:
     """Callback that measures each commit of a run in the worker.
 
     :param tags: from `tags_of`.
-    :param lake: the table's catalog, or the storage of Delta tables, to query how many bytes a commit wrote (Iceberg
-        only), and the small files and delete files after it; None: these are not measured.
+    :param lake: the table's catalog, or the storage of Delta tables. The meter reads from there the bytes of a commit
+        (Iceberg only), and the small files and delete files after the commit. None: files are not measured.
     """
 
     def __init__(self, tags: Mapping[str, str], lake: Any = None) -> None:
         self._tags = dict(tags)
         self._lake = lake
 
-    def __call__(self, done: CommittedLanding) -> None:
-        """Measure a commit: rows by topic; the commit itself, and its bytes, for all its topics together."""
-        landing = done.landing
+    def __call__(self, committed: CommittedLanding) -> None:
+        """Measure a commit: rows for each topic; the commit and its bytes for all topics together."""
+        landing = committed.landing
         topics = sorted({identity.topic for identity in landing.topics})
-        tags = {**self._tags, "table": done.table}
+        tags = {**self._tags, "table": committed.table}
         for topic in topics:
-            counts = [one.counts for key, one in landing.topics.items() if key.topic == topic]
-            _count("rows", sum(one.written for one in counts), {**tags, "topic": topic})
-            _count("rejected", sum(one.rejected for one in counts), {**tags, "topic": topic})
+            counts = [entry.counts for identity, entry in landing.topics.items() if identity.topic == topic]
+            _count("rows", sum(count.written for count in counts), {**tags, "topic": topic})
+            _count("rejected", sum(count.rejected for count in counts), {**tags, "topic": topic})
         tags["topic"] = ",".join(topics)
         _count("landings", 1, tags)
-        _time("commit", done.seconds, tags)
+        _time("commit", committed.seconds, tags)
         if self._lake is not None:
-            self._measure_files(done, tags)
+            self._measure_files(committed, tags)
 
-    def _measure_files(self, done: CommittedLanding, tags: dict[str, str]) -> None:
+    def _measure_files(self, committed: CommittedLanding, tags: dict[str, str]) -> None:
+        """Set the gauges of the table's files after a commit, and count the bytes that the commit added."""
         try:
             from airflow_lakestream.lakes import LakeCapability, lake_of
 
-            lake = lake_of(done.table)
-            streams = lake.part("books").at(self._lake, done.table)
-            # A Delta table has no sums of the written files and rows of a commit.
+            lake = lake_of(committed.table)
+            streams = lake.part("books").at(self._lake, committed.table)
+            # A Delta commit has no sum of the bytes that it wrote.
             if LakeCapability.CATALOG in lake.can:
-                snapshot = streams.table.snapshot_by_id(done.snapshot_id)
+                snapshot = streams.table.snapshot_by_id(committed.snapshot_id)
                 summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
                 _count("bytes", int(summary.get(_SIZE, 0)), tags)
-            use = streams.files
-            _gauge("small_files", use.small, tags)
-            _gauge("delete_files", use.delete_files or 0, tags)
+            file_use = streams.files
+            _gauge("small_files", file_use.small, tags)
+            _gauge("delete_files", file_use.delete_files or 0, tags)
         except Exception as e:  # noqa: BLE001  # the commit is done; a missing number must not fail its run
-            log.debug("The files of snapshot %s are not measured: %s", done.snapshot_id, e)
+            log.debug("The files of snapshot %s are not measured: %s", committed.snapshot_id, e)
 
 
 def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
@@ -123,7 +124,7 @@ def measure_alert(kind: str, tags: Mapping[str, str]) -> None:
 def measure_look(check: str, value: Mapping[str, Any] | None, tags: Mapping[str, str]) -> None:
     """Set the gauges of a sensor from its look.
 
-    :param check: the name of the sensor's check; checks without gauges are ignored.
+    :param check: the name of the sensor's check; a check without gauges is ignored.
     :param value: the sensor's answer; None, and values that are None, are ignored.
     """
     for name, gauge in _OF_SENSORS.get(check, {}).items():
@@ -144,25 +145,30 @@ def _time(name: str, seconds: float, tags: Mapping[str, str]) -> None:
 
 
 def _sent(name: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags as they are sent.
+    """Return the tags in the form for Airflow's metrics.
 
-    InfluxDB's style puts tags into the metric's name, which Airflow limits: unsafe characters are replaced, and the
-    longest values are shortened, with a digest.
+    With `statsd_influxdb_enabled` Airflow puts the tags into the metric's name, and limits the name's characters and
+    length. So unsafe characters are replaced, and the longest values are shortened and end with a digest.
+
+    :param name: the metric's name without the prefix.
     """
     if not conf.getboolean("metrics", "statsd_influxdb_enabled", fallback=False):
         return dict(tags)
-    found = {key: _safe(value) for key, value in tags.items()}
-    while (more := len(f"{_PREFIX}.{name}") + sum(len(key) + len(found[key]) + 2 for key in found) - _LONGEST) > 0:
-        longest = max(found, key=lambda key: len(found[key]))
-        if len(value := found[longest]) <= _SHORTEST:
-            break
-        found[longest] = f"{value[: max(len(value) - more, _SHORTEST) - 9]}_{_digest(value)}"
-    return found
+    sent = {key: _safe(value) for key, value in tags.items()}
+    while True:
+        # Each tag adds a comma, the key, an equals sign and the value.
+        length = len(f"{_PREFIX}.{name}") + sum(len(key) + len(value) + 2 for key, value in sent.items())
+        longest = max(sent, key=lambda key: len(sent[key]), default="")
+        if length <= _LONGEST_NAME or len(sent.get(longest, "")) <= _SHORTEST_TAG:
+            return sent
+        value = sent[longest]
+        allowed = max(len(value) - (length - _LONGEST_NAME), _SHORTEST_TAG)
+        sent[longest] = f"{value[: allowed - 9]}_{_digest(value)}"
 
 
 def _safe(value: str) -> str:
     safe = _UNSAFE.sub("_", value)
-    # A colon of a scheme is replaced alone; other replacements need a digest, as two values may become equal.
+    # The colon of `s3://` needs no digest. After any other replacement two different values may look equal.
     return safe if safe == value.replace(":", "_") else f"{safe}_{_digest(value)}"
 
 

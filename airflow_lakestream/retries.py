@@ -15,11 +15,9 @@ if AIRFLOW_V_3_3_PLUS or TYPE_CHECKING:
 else:
     RetryPolicy = object
 
-# Airflow's database column holds at most this many characters.
-_MOST_CHARACTERS = 500
-_LONGEST = 366 * 86_400.0
-# More doublings would exceed any reasonable bound, and soon the range of a float.
-_MOST_DOUBLINGS = 30
+_MOST_CHARACTERS = 500  # characters of a reason that Airflow's database column can hold
+_LONGEST_DELAY = 366 * 86_400.0  # longest allowed `max_delay`, in seconds
+_MOST_DOUBLINGS = 30  # more doublings would exceed any reasonable bound, and soon the range of a float
 
 
 class LakestreamRetryPolicy(RetryPolicy):
@@ -27,14 +25,14 @@ class LakestreamRetryPolicy(RetryPolicy):
 
     A terminal error (a bad record, lost offsets, arguments that contradict each other) fails the task at once, for any
     `retries`. After a transient error (a broker or a catalog that does not answer, a conflict, a full disk) the task is
-    tried again after `delay`, twice as long before each further try, up to `max_delay`, as often as `retries` allows.
-    Any other error is Airflow's: `retries` and `retry_delay` of the task. Airflow keeps the reason with the try.
+    tried again, as often as `retries` allows: first after `delay`, then after twice the last pause, up to `max_delay`.
+    After any other error the task's `retries` and `retry_delay` apply. Airflow keeps the reason with the try.
 
-    The operators of lakestream fail without retries on a terminal error by themselves; for tasks of your own that call
-    lakestream, the policy does it.
+    Operators of lakestream fail at once on a terminal error without this policy. Tasks of your own that call lakestream
+    need it.
 
-    :param delay: pause before the first further try, a number of seconds or a text such as `"10s"`
-    :param max_delay: longest pause
+    :param delay: pause before the second try: a number of seconds, or a text such as `"10s"`.
+    :param max_delay: longest pause, in the same form.
     """
 
     def __init__(self, *, delay: float | str = "10s", max_delay: float | str = "5m") -> None:
@@ -47,7 +45,7 @@ class LakestreamRetryPolicy(RetryPolicy):
         self.max_delay = seconds("max_delay", max_delay)
         if self.max_delay < self.delay:
             raise InvalidArgument("max_delay", f"{max_delay!r} is shorter than the delay, {delay!r}.")
-        if self.max_delay > _LONGEST:
+        if self.max_delay > _LONGEST_DELAY:
             raise InvalidArgument("max_delay", "is longer than a year.")
 
     def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:

@@ -56,11 +56,10 @@ if TYPE_CHECKING:
     from airflow_lakestream.onramp.dag_file import DagFile
     from airflow_lakestream.onramp.preview import TopicPreview
 
-# Formats whose records lack types that a registry would know: the file names the columns.
-_NAMED_COLUMNS = ("json", "csv")
+# Formats whose schema is in no registry: the DAG file has the columns.
+_FORMATS_WITHOUT_SCHEMA = ("json", "csv")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
-# A gap to fill in, such as <broker:9092>, in a line of a connection.
-_GAP = re.compile(r"<[^<>]+>")
+_GAP = re.compile(r"<[^<>]+>")  # a placeholder, such as <broker:9092>, in a line with a connection
 
 
 class FileExists(LakestreamError, Terminal):
@@ -74,8 +73,7 @@ class FileExists(LakestreamError, Terminal):
 def init(
     topic: Annotated[str | None, typer.Option(help="topic to land; asked for on a terminal")] = None,
     table: Annotated[
-        str | None,
-        typer.Option(help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
+        str | None, typer.Option(help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>")
     ] = None,
     group: Annotated[str | None, typer.Option(help="consumer group; default: the DAG's id")] = None,
     engine: Annotated[
@@ -85,8 +83,7 @@ def init(
         str | None, typer.Option(help='cron or a preset, such as "@hourly"; default: by engine')
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
+        Path | None, typer.Option(help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here")
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="write a pipeline in YAML instead of a DAG file")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
@@ -112,8 +109,7 @@ def init(
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
         path = _path(output, dag_id, ".yaml" if as_yaml else ".py", force=force)
-        # Check arguments before anything is read.
-        connections = _named(kafka_conn, iceberg_conn, storage_conn)
+        # Before the topic is read: a wrong argument is refused at once.
         file = DagFile(
             topic=topic,
             table=table,
@@ -121,39 +117,39 @@ def init(
             dag_id=dag_id,
             engine=chosen or DagEngine.EXTRACT,
             schedule=schedule,
-            connections=connections,
+            connections=_unusual_connections(kafka_conn, iceberg_conn, storage_conn),
         )
-        found = preview(opened, decoding, RecordSelection(), registry)
+        previewed = preview(opened, decoding, RecordSelection(), registry)
         if chosen is None:
-            usual = DagEngine.MIRROR if _is_mirror(found, decoding) else DagEngine.EXTRACT
+            usual = DagEngine.MIRROR if _is_mirror(previewed, decoding) else DagEngine.EXTRACT
             chosen = choose(DagEngine, "--engine", _asked("engine", None, usual))
-        file = _with_columns(replace(file, engine=chosen), found, decoding)
-        _check(file, found)
+        file = _with_columns(replace(file, engine=chosen), previewed, decoding)
+        _check(file, previewed)
         text = _text(file, as_yaml=as_yaml)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
     _write(path, text, force=force)
-    report = [*topic_lines(found), *_columns_in(file, found)]
+    report = [*topic_lines(previewed), *_columns_in(file, previewed)]
     report += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
     report += [*lines, f"Then: lakestream doctor --topic {topic}{_next_step(path, as_yaml=as_yaml)}."]
     report_text("\n".join(report))
 
 
-def _columns_in(file: DagFile, found: TopicPreview) -> list[str]:
-    """Return the key of a mirror, or the columns as the file has them, with notes; else the previewed columns."""
+def _columns_in(file: DagFile, previewed: TopicPreview) -> list[str]:
+    """Return lines for the report: the key of a mirror, or the columns in the file with notes, or previewed columns."""
     from airflow_lakestream.onramp.preview import ColumnsBy
 
     if file.key:
         return [printable(f"Key: {', '.join(file.key)}")]
-    if file.columns is None or found.columns_by is not ColumnsBy.RECORDS:
-        return columns_of(found)
+    if file.columns is None or previewed.columns_by is not ColumnsBy.RECORDS:
+        return columns_of(previewed)
     heading = f"Columns in the file, guessed from {file.columns_by}; correct them before the first run:"
     return columns_lines(heading, file.columns, file.column_notes)
 
 
 def _next_step(path: Path, *, as_yaml: bool) -> str:
-    """Return the advice about the place of the file; empty if Airflow reads DAGs from there already."""
+    """Return the advice where to put the file; empty if Airflow reads DAGs from its place already."""
     place = "Airflow's DAG folder"
-    # A file that is no configuration is Airflow's to refuse.
+    # An airflow.cfg that can't be read is no error here: Airflow itself refuses it.
     with suppress(ValueError):
         settings = airflow_settings()
         if not as_yaml and settings.has_dags_at(path):
@@ -166,9 +162,9 @@ def _next_step(path: Path, *, as_yaml: bool) -> str:
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
-    """Return the given value, else the answer on a terminal, else the default.
+    """Return the value, or, without a value, the answer on a terminal or the default.
 
-    Raises InvalidArgument without a terminal if there is neither a value nor a default.
+    Raises InvalidArgument if there is no value, no terminal and no default.
     """
     if value is not None:
         return value
@@ -179,8 +175,8 @@ def _asked(option: str, value: str | None, default: str | None) -> str:
     return default
 
 
-# The file to write. Raises InvalidArgument for an unusable path, and FileExists unless `force`.
 def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path:
+    """Return the file to write. Raises InvalidArgument for an unusable path, and FileExists unless `force`."""
     path = Path(f"{dag_id}{suffix}") if output is None else output
     path = path / f"{dag_id}{suffix}" if path.is_dir() else path
     if path.suffix != suffix:
@@ -194,8 +190,8 @@ def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path
     return path
 
 
-# Raises an error if the text is not a correct DAG file or pipeline: none is written then.
 def _text(file: DagFile, *, as_yaml: bool) -> str:
+    """Return the text of the DAG file or pipeline. Raises an error if the text is not correct."""
     if as_yaml:
         from airflow_lakestream.pipelines.writing import pipeline_text
 
@@ -212,45 +208,46 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         raise FileExists(path) from e
 
 
-def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any]) -> DagFile:
-    """Return the file with the decoding of records, and with columns if no registry knows them.
+def _with_columns(file: DagFile, previewed: TopicPreview, decoding: Mapping[str, Any]) -> DagFile:
+    """Return the file with the decoding of records, and with columns if no registry has a schema.
 
-    The columns are the user's, else the columns of the previewed records; without either, the first run makes them.
-    Raises InvalidArgument if the format is unknown.
+    The columns are the user's, or those of the previewed records. Without both the first run makes the columns. Raises
+    InvalidArgument if the format is unknown.
     """
     from airflow_lakestream.onramp.dag_file import DagEngine, with_likely_times
 
-    if found.decoding.get("format") is None and found.problem is not None:
+    decoded_by = previewed.decoding
+    if decoded_by.get("format") is None and previewed.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
-        raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
-    settings: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
-    if "schema_registry" in decoding and "schema_registry" in found.decoding:
-        # As the user gave it: the looked-up registry has secrets.
+        raise InvalidArgument("--format", f"it can't be guessed. {previewed.problem}", remedy)
+    settings: dict[str, Any] = {name: value for name, value in decoded_by.items() if isinstance(value, str | list)}
+    if "schema_registry" in decoding and "schema_registry" in decoded_by:
+        # The URL or connection that the user gave: the registry in `previewed` has secrets.
         settings["schema_registry"] = decoding["schema_registry"]
     columns = settings.pop("schema", None)
     if file.engine is DagEngine.MIRROR:
         # A mirror's columns come from the events.
         settings.pop("envelope", None)
-        return replace(file, decoding=settings, columns=columns, columns_by="what you gave", key=found.key)
-    columns_by = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
+        return replace(file, decoding=settings, columns=columns, columns_by="what you gave", key=previewed.key)
+    columns_by = "what you gave" if decoding.get("schema") else f"{previewed.looked_at} records of {previewed.topic}"
     notes: Sequence[str] = ()
-    if not decoding.get("schema") and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in settings:
-        columns = found.columns
+    if not decoding.get("schema") and "sql" not in settings and settings.get("format") in _FORMATS_WITHOUT_SCHEMA:
+        columns = previewed.columns
         if columns is not None:
-            columns, notes = with_likely_times(columns, found.kinds)
+            columns, notes = with_likely_times(columns, previewed.kinds)
     return replace(file, decoding=settings, columns=columns, columns_by=columns_by, column_notes=notes)
 
 
-def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
-    """Return whether a topic's likely use is a mirror: events of Debezium, with a primary key in the records' keys.
+def _is_mirror(previewed: TopicPreview, decoding: Mapping[str, Any]) -> bool:
+    """Return whether a mirror fits the topic: events of Debezium, with the primary key in the records' keys.
 
-    False if the user gave an envelope, since the rows are then decoded, not mirrored.
+    A user who gave an envelope wants rows of the events: the result is then False.
     """
-    return found.has_events and bool(found.key) and decoding.get("envelope") is None
+    return previewed.has_events and bool(previewed.key) and decoding.get("envelope") is None
 
 
-def _check(file: DagFile, found: TopicPreview) -> None:
-    """Refuse arguments that a run would refuse. Raises InvalidArgument, also for a mirror of a topic without events."""
+def _check(file: DagFile, previewed: TopicPreview) -> None:
+    """Raise InvalidArgument for arguments that a run would refuse, and for a mirror of a topic without events."""
     from airflow_lakestream.config.landing import ExtractConfig
     from airflow_lakestream.config.mirror import MirrorConfig
     from airflow_lakestream.onramp.dag_file import DagEngine
@@ -258,19 +255,19 @@ def _check(file: DagFile, found: TopicPreview) -> None:
     arguments = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
     arguments |= {"table_format": file.lake.format}
     if file.engine is not DagEngine.MIRROR:
-        ExtractConfig(**{**found.decoding, **arguments})
+        ExtractConfig(**{**previewed.decoding, **arguments})
         return
-    if not found.has_events or not file.key:
-        lacks = (
-            "keys do not contain the primary key" if found.has_events else "records are not change events of Debezium"
-        )
+    if not previewed.has_events or not file.key:
+        lacks = "records are not change events of Debezium"
+        if previewed.has_events:
+            lacks = "keys do not contain the primary key"
         remedy = "Land the records themselves: --engine extract."
         raise InvalidArgument("--engine", f"{file.topic} can't be mirrored: its {lacks}.", remedy)
-    MirrorConfig(**{**found.decoding, **arguments, "envelope": "debezium", "key": file.key})
+    MirrorConfig(**{**previewed.decoding, **arguments, "envelope": "debezium", "key": file.key})
 
 
-# The connections that differ from the operators' defaults, by argument.
-def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:
+def _unusual_connections(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:
+    """Return by argument the connections that differ from the operators' defaults."""
     given = {"kafka_conn_id": kafka_conn, "iceberg_conn_id": iceberg_conn, "storage_conn_id": storage_conn}
     usual = {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default"}
     return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
@@ -279,20 +276,20 @@ def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict
 def _connection_lines(
     file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
 ) -> list[str]:
-    """Return headings and shell lines of the connections that the file needs.
+    """Return headings, and shell lines with the connections that the file needs.
 
-    The connections that Airflow has come first, without their secrets; the others are samples to fill in.
+    First are connections that Airflow has, without their secrets; then samples of missing connections to fill in.
     """
     from airflow_lakestream.onramp.dag_file import DagEngine, export_line
 
-    found: list[str] = []
-    lacking: list[str] = []
+    existing: list[str] = []
+    missing: list[str] = []
 
     def add(conn_id: str, sample: Mapping[str, Any], *preparation: str) -> None:
-        # Without a connection for the brokers, do not ask Airflow for the other connections either.
+        # A user who gave brokers may have no Airflow: it is not asked for any connection.
         known = connection_fields(conn_id) if bootstrap_servers is None else None
         lines = [*preparation, export_line(conn_id, sample)] if known is None else [export_line(conn_id, known)]
-        (lacking if known is None else found).extend(lines)
+        (missing if known is None else existing).extend(lines)
 
     add(kafka_conn, {"conn_type": "kafka", "extra": {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}})
     if LakeCapability.CATALOG in file.lake.can:
@@ -306,11 +303,11 @@ def _connection_lines(
         add(storage_conn, {"conn_type": "generic", "extra": options})
     if file.engine is DagEngine.SPARK:
         add("spark_default", {"conn_type": "spark", "host": "local[*]"})
-    has_gaps = any(_GAP.search(line) for line in lacking)
-    secret = "; each <...> is a secret" if any(_GAP.search(line) for line in found) else ""
+    has_gaps = any(_GAP.search(line) for line in missing)
+    secret = "; each <...> is a secret" if any(_GAP.search(line) for line in existing) else ""
     return [
-        *([f"It uses these connections, which are there{secret}:", *found] if found else []),
-        *([f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *lacking] if lacking else []),
+        *([f"It uses these connections, which are there{secret}:", *existing] if existing else []),
+        *([f"It needs these connections{'; replace each <...>' if has_gaps else ''}:", *missing] if missing else []),
     ]
 
 
@@ -368,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _begin_in_utf8()
         end_at_once(codes)
     open_streams()
-    # The error line names the problem; PyIceberg's log would repeat it.
+    # PyIceberg would log the problem, which the error line names.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
     code = run(arguments)
     codes.append(code if flush_streams() else FAILED)
@@ -386,21 +383,18 @@ def _begin_in_utf8() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return the exit code. An error becomes a line on stderr and exit code 2.
-
-    :param arguments: the arguments without the program's name; None: of the command line.
-    """
+    """Run the program and return the exit code; see `main`. An error becomes a line on stderr and exit code 2."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         _refuse_templates(words)
         given = None if arguments is None else list(arguments)
         code = _command()(args=given, prog_name="lakestream", standalone_mode=False)
     except SystemExit:
-        # Click's end if nobody reads the output: its code, 1, would mean damage.
+        # Click exits with 1 if nobody reads the output; here 1 means damage.
         return FAILED
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # for any error the caller reads one line
         if type(e).__name__ == "NoArgsIsHelpError":
-            # Its message is the help, which Typer has printed if it formats it by Rich.
+            # Typer has printed the help already if Rich formats it; otherwise the message is the help.
             sys.stdout.write(getattr(e, "message", ""))
             return FAILED
         return _failed(in_options(_one_line(e), _command(), words))
@@ -416,13 +410,13 @@ def _failed(problem: str) -> int:
     return FAILED
 
 
-# Typer would build all commands again for each call.
+# Cached, since Typer would build all commands again for each call.
 _command = cache(partial(get_command, app))
 
 
 def _refuse_templates(arguments: Sequence[str]) -> None:
-    """Refuse templates: none is rendered here. (`{{ input }}` of `--sql` is no template.) Raises InvalidArgument."""
-    option = ""  # its value is the next argument
+    """Raise InvalidArgument for a template, which a command does not render. `{{ input }}` of `--sql` is allowed."""
+    option = ""  # the last option without `=`: the next argument is its value
     for text in arguments:
         is_option = text.startswith("--")
         name, _, value = text.partition("=") if is_option else (option, "", text)
@@ -431,17 +425,17 @@ def _refuse_templates(arguments: Sequence[str]) -> None:
 
 
 def _below_groups(name: str) -> list[str]:
-    """Return the commands of groups with this name, each with its group, such as `rejects replay`."""
+    """Return the subcommands with this name, each behind its command, such as `rejects replay`."""
     groups = getattr(_command(), "commands", {})
-    return [f"{group} {name}" for group, one in groups.items() if name in getattr(one, "commands", ())]
+    return [f"{group} {name}" for group, command in groups.items() if name in getattr(command, "commands", ())]
 
 
-# The text of the line on stderr. Errors of other packages begin with the name of their class.
 def _one_line(error: BaseException) -> str:
-    # Extensions wrap a KeyboardInterrupt that arrives while they work into a SystemError.
+    """Return the line for stderr. An error of another package begins with the name of its class."""
+    # An extension module raises SystemError if a KeyboardInterrupt arrives while it works.
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         return "interrupted."
-    # Wrong arguments, in the words of any version of Typer and Click.
+    # Only errors of Typer and Click about wrong arguments have `format_message`.
     if format_message := getattr(error, "format_message", None):
         if (match := _NO_COMMAND.match(format_message())) and (known := _below_groups(match[1])):
             return f"No such command {match[1]!r}. Did you mean {' or '.join(map(repr, known))}? See lakestream --help."

@@ -1,4 +1,4 @@
-"""Arguments of commands: options for decoding, and options taken from a pipeline's file or a DAG's task."""
+"""Options of commands: options for decoding, and options whose values a pipeline's file or a DAG's task has."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ if TYPE_CHECKING:
 def one_of(kind: type[StrEnum], but: str = "") -> str:
     """Return the choices of an option for the help text, the last choice behind `or`.
 
-    :param but: a choice to leave out.
+    :param but: a choice to leave out; empty: none.
     """
-    names = [str(one) for one in kind if one != but]
+    names = [str(choice) for choice in kind if choice != but]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def option_of(name: str, when: str = "") -> Any:
     """Return the option of a setting, with the setting's documentation as the help.
 
-    :param name: the setting's name.
-    :param when: the beginning of the help.
+    :param when: text before the help, such as "with --repair: ".
     """
     return typer.Option(f"--{name.replace('_', '-')}", help=when + _help_of(SETTINGS[name]))
 
@@ -48,23 +47,25 @@ def option_of(name: str, when: str = "") -> Any:
 def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """Give a command an option for each decoding argument.
 
-    The command gets the given options, without templates, as a mapping: its keyword argument `decoding`. A file named
-    by `--sql` is read.
+    The command gets the options that a user gave as a mapping: its keyword argument `decoding`. A file named by `--sql`
+    is read. Templates are refused.
 
-    :param when: the beginning of the options' help.
+    :param when: text before the help of each option, such as "with --repair: ".
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
+        # A keyword parameter, which Typer turns into an option.
         annotation = Annotated[kind, option_of(name, when)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def decorate(command: Command) -> Command:
+        # The wrapper's signature has the options in the place of `decoding`.
         signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.name != "decoding"]
-        # Options of lists may be repeated.
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "decoding"]
+        # An option for a list may be repeated.
         options = [
-            option(one.name, list[str] | None if "Sequence" in str(one.type) else str | None)
-            for one in fields(DecodingSettings)
+            option(setting.name, list[str] | None if "Sequence" in str(setting.type) else str | None)
+            for setting in fields(DecodingSettings)
         ]
 
         @functools.wraps(command)
@@ -75,10 +76,10 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
             refuse_templates(decoding)
             command(**kwargs, decoding=decoding)
 
-        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *options)]
         # mypy does not support functions with an assigned signature.
         wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
-        wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return wrapper
 
     return decorate
@@ -91,7 +92,7 @@ def _help_of(setting: Setting) -> str:
 
 
 def _statement(given: str | None) -> str | None:
-    """Return the given SQL, or the content of the named file if the text ends with .sql, like the operators.
+    """Return the value of `--sql`, or the content of the file that it names: a text that ends with .sql.
 
     Raises InvalidArgument for an unreadable file.
     """
@@ -117,11 +118,10 @@ _SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the 
 _DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: its task's arguments need not be given")]
 _TASK = Annotated[str | None, typer.Option("--task", help="with --dag: the task, if several land")]
 _FOLDER = Annotated[
-    Path | None,
-    typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True),
+    Path | None, typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True)
 ]
 _SOURCES = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
-# By option: the argument of a landing. The other options have the argument's name.
+# By option, the argument of a landing. Each other option has the name of its argument.
 _ARGUMENTS = {
     "group": "consumer_group",
     "kafka_conn": "kafka_conn_id",
@@ -131,14 +131,14 @@ _ARGUMENTS = {
 
 
 def takes_pipeline(command: Command) -> Command:
-    """Give a command the options `--pipeline`, `--dag`, and the options that go with either.
+    """Give a command the options `--pipeline` and `--dag`, and the options that go with these.
 
-    Required options of the command become optional: the file or the task may set them. If neither does, the command
-    raises InvalidArgument. Options of the command line take precedence over the file's or the task's.
+    Required options of the command become optional, since the file or the task may set them. InvalidArgument is raised
+    if nothing sets a required option. The command line has precedence over the file and the task.
     """
     signature = inspect.signature(command, eval_str=True)
-    own = {one.name: one for one in signature.parameters.values()}
-    required = [name for name, one in own.items() if one.default is one.empty]
+    own = {parameter.name: parameter for parameter in signature.parameters.values()}
+    required = [name for name, parameter in own.items() if parameter.default is parameter.empty]
 
     @functools.wraps(command)
     def wrapper(**kwargs: Any) -> Any:
@@ -152,15 +152,17 @@ def takes_pipeline(command: Command) -> Command:
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = [
-        one.replace(default=None, annotation=_optional(one.annotation)) if one.name in required else one
-        for one in own.values()
+        parameter.replace(default=None, annotation=_optional(parameter.annotation))
+        if parameter.name in required
+        else parameter
+        for parameter in own.values()
     ]
     options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
     options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SOURCES.items()]
-    options = [one.replace(kind=keyword) for one in options]
+    options = [option.replace(kind=keyword) for option in options]
     # mypy does not support functions with an assigned signature.
     wrapper.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # Typer reads it
-    wrapper.__annotations__ = {one.name: one.annotation for one in options}
+    wrapper.__annotations__ = {option.name: option.annotation for option in options}
     return wrapper
 
 
@@ -169,14 +171,13 @@ def _given_arguments(
 ) -> tuple[Mapping[str, Any], bool, Refuse] | None:
     """Return the arguments of a pipeline's landing or of a DAG's task, or None without `--pipeline` and `--dag`.
 
-    The second value is whether they are a mirror's, or a table's by key. The third is a function that refuses templates
-    in some of the arguments: they are checked only if used.
-
-    Raises InvalidArgument for options that do not go together, and for an unknown file, DAG, sink or task.
+    Returns a triple: the arguments; whether they are for a mirror or a table by key; and a function that refuses
+    templates in arguments. The caller passes only the arguments that it uses to this function. Raises InvalidArgument
+    for options that do not go together, and for an unknown file, DAG, sink or task.
     """
-    alone = {"sink": (sink, pipeline), "task": (task, dag), "dag_folder": (dag_folder, dag)}
-    for name, (given, goes_with) in alone.items():
-        if given is not None and goes_with is None:
+    companions = {"sink": (sink, pipeline), "task": (task, dag), "dag_folder": (dag_folder, dag)}
+    for name, (value, companion) in companions.items():
+        if value is not None and companion is None:
             raise InvalidArgument(_shown(name), f"goes with {'--pipeline' if name == 'sink' else '--dag'}.")
     if pipeline is not None and dag is not None:
         raise InvalidArgument("--dag", "does not go with --pipeline.", "Give one of them.")
@@ -187,7 +188,7 @@ def _given_arguments(
         return (
             landing.arguments,
             landing.is_mirror,
-            lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)]),
+            lambda used: refuse_rendered(compiled, [replace(landing, arguments=used)]),
         )
     if dag is None:
         return None
@@ -197,9 +198,9 @@ def _given_arguments(
 
 
 def read_pipeline(file: Path, engine: str | None = None) -> CompiledPipeline:
-    """Return the pipeline of a file, compiled. Raises PipelineError.
+    """Return the compiled pipeline of a file. Raises PipelineError.
 
-    :param engine: an engine in place of the file's own.
+    :param engine: an engine in place of the file's; None: the file's engine.
     """
     from airflow_lakestream.pipelines.reading import read_file
 
@@ -208,7 +209,7 @@ def read_pipeline(file: Path, engine: str | None = None) -> CompiledPipeline:
 
 @functools.cache
 def variable_lookup() -> Any:
-    """Return the lookup of a file's variables in Airflow, each looked up once."""
+    """Return a function that looks up a variable of a pipeline's file in Airflow, each variable once."""
     from airflow_lakestream.pipelines.reading import looked_up
 
     return functools.cache(looked_up(*open_variables()))
@@ -223,11 +224,14 @@ def landings_of(compiled: CompiledPipeline, sink: str | None) -> Sequence[SinkLa
 
 
 def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
+    """Return a file's pipeline and the landing of a sink, or of its only sink. Raises InvalidArgument."""
     compiled = read_pipeline(file)
-    found = landings_of(compiled, sink)
-    if len(found) > 1:
-        raise InvalidArgument("--sink", f"{file} has {', '.join(one.sink for one in found)}.", "Say which one.")
-    return compiled, found[0]
+    landings = landings_of(compiled, sink)
+    if len(landings) > 1:
+        raise InvalidArgument(
+            "--sink", f"{file} has {', '.join(landing.sink for landing in landings)}.", "Say which one."
+        )
+    return compiled, landings[0]
 
 
 def _options_of(
@@ -237,43 +241,49 @@ def _options_of(
     options: Mapping[str, inspect.Parameter],
     context: typer.Context,
 ) -> dict[str, Any]:
-    """Return the arguments as options of the command, without options given on the command line.
+    """Return the arguments as options of the command, without the options that the command line has.
 
     Raises the errors of `refuse` for templates, and of an option's own check.
 
+    :param is_mirror: whether the arguments are for a mirror or a table by key.
+    :param refuse: refuses templates in arguments.
     :param options: the parameters of the command.
     """
-    found: dict[str, Any] = {}
-    unread: tuple[str, ...] = ()
+    values: dict[str, Any] = {}
+    unused: tuple[str, ...] = ()
+    # A placeholder of a fan-out in the table's name, such as {event}, and no template.
     is_fan_out = "{" in str(arguments.get("table")).replace("{{", "")
     if "repair" in options and (is_mirror or is_fan_out):
         names = OF_ROWS if is_mirror else ("home_table", "metadata_columns")
         of_rows = {name: arguments[name] for name in names if name in arguments and name not in options}
         refuse(of_rows)
-        unread = ("on_data_loss",)
-        found = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
+        unused = ("on_data_loss",)
+        # Arguments without an option of their own are passed on by --landing.
+        values = {} if context.params["landing"] else {"landing": json.dumps(of_rows, default=_seconds)}
     elif "repair" in options:
         if repairs := bool(context.params["repair"]):
-            # The schema is read at once, for its types of times.
+            # The next line reads the schema: a template must be refused before.
             refuse({"schema": arguments.get("schema")})
-        unread = _unread_by_audit(arguments, repairs=repairs)
-    for name, one in options.items():
-        value = arguments.get(argument := _ARGUMENTS.get(name, name))
+        unused = _unused_by_audit(arguments, repairs=repairs)
+    for name, option in options.items():
+        argument = _ARGUMENTS.get(name, name)
+        value = arguments.get(argument)
         source = context.get_parameter_source(name)
-        if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
+        if value is None or name in unused or (source is not None and source.name == "COMMANDLINE"):
             continue
         refuse({argument: value})
-        # Typer calls an option's callback only with its own value, not with this one.
-        check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
-        found[name] = check(_as_option(value)) if check else _as_option(value)
-    return found
+        # Typer calls an option's callback only for a value from the command line.
+        callbacks = [getattr(info, "callback", None) for info in get_args(option.annotation)[1:]]
+        check = next(filter(None, callbacks), None)
+        values[name] = check(_as_option(value)) if check else _as_option(value)
+    return values
 
 
-def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
-    """Return the names of options that an audit leaves out.
+def _unused_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
+    """Return the names of the options that an audit does not use.
 
-    An audit without a repair decodes nothing, except of a table by key. A repair takes the columns from the table: it
-    needs a schema only for SQL over decoded columns, for CSV, and for times made from another type.
+    An audit without a repair decodes nothing, except for a table by key. A repair has the columns of the table: it
+    needs a schema only for SQL over decoded columns, for CSV, and for times from another type.
     """
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
@@ -290,14 +300,14 @@ def _seconds(value: timedelta) -> str:
 
 
 def _as_option(value: Any) -> Any:
-    """Return a value as the command line has it: as text, or as a list of texts."""
+    """Return an argument's value in the form of the command line: a text, or a list of texts."""
     if hasattr(value, "as_struct"):
         from airflow_lakestream.tables.schema.types import schema_text
 
         return schema_text(value)
     if isinstance(value, Mapping):
         return json.dumps(value)
-    return [str(one) for one in value] if isinstance(value, list | tuple) else str(value)
+    return [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _optional(annotation: Any) -> Any:
@@ -309,16 +319,15 @@ def _shown(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-# Arguments of every landing task.
-_NEEDED = ("topic", "table", "consumer_group")
-# The tasks of a group that lands together: their arguments are the same.
+_NEEDED = ("topic", "table", "consumer_group")  # arguments of every landing task
+# The task ids of a task group of `kafka_extract_group`; the tasks have the same arguments.
 _STEPS_OF_GROUP = ("plan", "read", "commit")
 
 
 class TaskArguments(Mapping[str, Any]):
-    """Arguments of a task by name, as in the DAG file: defaults included, without rendering.
+    """Arguments of a task by name, as in the DAG file, with defaults, and with templates that are not rendered.
 
-    The arguments of a streaming landing are in its `app_config`. Arguments that are None or functions are left out.
+    The arguments of a Spark landing are in the task's `app_config`. Arguments that are None or functions are left out.
     """
 
     def __init__(self, task: Any) -> None:
@@ -334,13 +343,13 @@ class TaskArguments(Mapping[str, Any]):
         return hasattr(self._task, "merge_mode") or getattr(self._task, "app", None) in MIRROR_APPS
 
     def __getitem__(self, name: str) -> Any:
-        found = self._config.get(name, getattr(self._task, name, None))
+        value = self._config.get(name, getattr(self._task, name, None))
         if name == "sql" and hasattr(self._task, "written_statement"):
-            # It may be a file next to the DAG's.
-            found = self._task.written_statement()
-        if found is None or callable(found):
+            # The argument may name a file next to the DAG file.
+            value = self._task.written_statement()
+        if value is None or callable(value):
             raise KeyError(name)
-        return found
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in {*vars(self._task), *self._config} if name in self)
@@ -350,32 +359,32 @@ class TaskArguments(Mapping[str, Any]):
 
 
 def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> TaskArguments:
-    """Return the arguments of a landing task. The DAG file is imported; no task runs.
+    """Return the arguments of a task that lands. The DAG file is imported; no task runs.
 
-    :param task_id: id of a task, or of a group that lands together; None: the only landing task of the DAG.
-    :param folder: the file or folder of DAGs; None: Airflow's.
+    :param task_id: id of a task, or of a task group of `kafka_extract_group`; None: the only task that lands.
+    :param folder: the file or folder with the DAG; None: Airflow's DAG folder.
 
-    Raises InvalidArgument if the DAG or the task does not exist (with the import errors of the files), if the task does
-    not land, or if `task_id` is None and several tasks land.
+    Raises InvalidArgument if the DAG (the error has the import errors of files) or the task does not exist, if the task
+    does not land, or if `task_id` is None and several tasks land.
     """
     with like_the_airflow_command(needs_database=True):
         dag = _load(dag_id, folder)
-        landing = {one.task_id: one for one in dag.tasks if all(name in TaskArguments(one) for name in _NEEDED)}
+        landing = {task.task_id: task for task in dag.tasks if all(name in TaskArguments(task) for name in _NEEDED)}
         names = dict(filter(None, map(_named, landing)))
         if task_id is None and len(names) != 1:
             many = f"{dag_id} has the tasks {', '.join(names)}." if names else f"no task of {dag_id} lands."
             raise InvalidArgument("--task", many, "Say which one." if names else "Give the options themselves.")
-        found = next(iter(names.values())) if task_id is None else names.get(task_id, task_id)
-        if found not in landing:
+        step_id = next(iter(names.values())) if task_id is None else names.get(task_id, task_id)
+        if step_id not in landing:
             problem = f"{dag_id} has no task {task_id!r} that lands; there is {', '.join(names) or 'none'}."
             raise InvalidArgument("--task", problem)
-        return TaskArguments(landing[found])
+        return TaskArguments(landing[step_id])
 
 
 def _named(task_id: str) -> tuple[str, str] | None:
-    """Return the name of a task for `--task`, and its id.
+    """Return a pair: the name of a task for `--task`, and the task's id.
 
-    The first step of a group has the group's name; later steps have the same arguments, so the result is None.
+    The first task of a task group stands for the group and has its name. Returns None for later tasks of a group.
     """
     group, _, step = task_id.rpartition(".")
     if not group or step not in _STEPS_OF_GROUP:
@@ -384,7 +393,7 @@ def _named(task_id: str) -> tuple[str, str] | None:
 
 
 def _load(dag_id: str, folder: Path | None) -> Any:
-
+    """Import and return a DAG. Raises InvalidArgument."""
     from airflow_lakestream.hooks.dags import dags_in
 
     dags, errors, place = dags_in(folder, dag_id)
@@ -396,15 +405,17 @@ def _load(dag_id: str, folder: Path | None) -> Any:
     raise InvalidArgument("--dag", problem, remedy)
 
 
-# An argument with a value in a remedy, such as schema_evolution="add".
+# An argument with a value in an error's remedy, such as schema_evolution="add".
 _SETTING = re.compile(r'\b([a-z_]+)="([^" ]*)"')
+# First words of a problem whose subject is the argument.
 _VERBS = ("is", "are", "has", "goes", "belongs", "needs")
 
 
 def in_options(text: str, command: Any, arguments: Sequence[str]) -> str:
-    """Return an error with arguments in the spelling of the called command's options.
+    """Return the text of an error with options, such as `--group`, in place of arguments.
 
-    The argument at the beginning is one only if the option was given: else a file or a DAG has it.
+    The argument at the beginning is replaced only if the command line has the option: otherwise the argument is in a
+    file or a DAG.
 
     :param command: the program, as Click's group of commands.
     :param arguments: the program's arguments.
@@ -413,13 +424,13 @@ def in_options(text: str, command: Any, arguments: Sequence[str]) -> str:
         command = getattr(command, "commands", {}).get(word, command)
     options = {
         option.removeprefix("--").replace("-", "_"): option
-        for one in command.params
-        for option in one.opts
+        for parameter in command.params
+        for option in parameter.opts
         if option.startswith("--")
     }
     text = _SETTING.sub(lambda match: f"{options[match[1]]} {match[2]}" if match[1] in options else match[0], text)
     name, colon, problem = text.partition(": ")
-    name = options[name] if options.get(name) in [one.partition("=")[0] for one in arguments] else name
+    name = options[name] if options.get(name) in [argument.partition("=")[0] for argument in arguments] else name
     # "--table is missing", but "--topic: there is no topic".
     is_verb = name.startswith("--") and problem.partition(" ")[0] in _VERBS
     return f"{name} {problem}" if is_verb else f"{name}{colon}{problem}"

@@ -49,12 +49,12 @@ class AirflowSettings:
     file: RawConfigParser
 
     def get(self, section: str, name: str) -> str | None:
-        """Return a setting by Airflow's order, the environment first, or None if neither has it."""
-        found = os.environ.get(f"AIRFLOW__{section}__{name}".upper(), self.file.get(section, name, fallback=None))
-        return None if found is None else found.strip()
+        """Return a setting of the environment, or else of airflow.cfg, or None. The order is Airflow's."""
+        value = os.environ.get(f"AIRFLOW__{section}__{name}".upper(), self.file.get(section, name, fallback=None))
+        return None if value is None else value.strip()
 
     def has_dags_at(self, path: Path) -> bool:
-        """Return whether Airflow reads DAGs from the place of a file."""
+        """Return whether a file is in a folder from which Airflow reads DAGs."""
         return any(folder.resolve() in path.resolve().parents for folder in self._folders())
 
     @property
@@ -64,7 +64,7 @@ class AirflowSettings:
         if not folders:
             return f"the DAG bundle {' or '.join(str(bundle.get('name')) for bundle in self._bundles())}"
         if not self.file.sections() and not any(name.startswith("AIRFLOW_") for name in os.environ):
-            # Nothing describes the Airflow that the file is for: it may run on another machine.
+            # Without any setting here, the Airflow for the file may run on another machine.
             return "Airflow's DAG folder, if it is not there yet"
         if len(folders) == 1:
             return f"Airflow's DAG folder, {folders[0]}"
@@ -77,14 +77,14 @@ class AirflowSettings:
         if not bundles:
             return [usual]
         local = [bundle.get("kwargs") for bundle in bundles if bundle.get("classpath") == _LOCAL_BUNDLE]
-        paths = [one.get("path") if isinstance(one, dict) else None for one in local]
+        paths = [kwargs.get("path") if isinstance(kwargs, dict) else None for kwargs in local]
         return [usual if path is None else Path(str(path)) for path in paths]
 
     def _bundles(self) -> Iterator[dict[str, object]]:
-        # A list that is wrong is Airflow's to refuse: the DAG folder is then the best guess.
+        # Airflow itself refuses an invalid list. Here the DAG folder is then the best guess.
         with suppress(ValueError):
-            found = json.loads(self.get("dag_processor", "dag_bundle_config_list") or "[]")
-            yield from (bundle for bundle in found if isinstance(bundle, dict))
+            bundles = json.loads(self.get("dag_processor", "dag_bundle_config_list") or "[]")
+            yield from (bundle for bundle in bundles if isinstance(bundle, dict))
 
 
 def airflow_settings() -> AirflowSettings:
@@ -105,17 +105,17 @@ def _expanded(path: str) -> Path:
 
 
 _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "schema", "extra"}
-# Catalogs that need only their properties, and that can compare and set.
+# Types of catalogs that need only their properties, and that compare and set on a commit.
 _CATALOGS = ("rest", "sql", "glue", "hive")
-# Airflow's settings with their accepted values: other values concern the origin of connections, or shared disks.
+# Settings of Airflow, each with its only value under which connections and disks are those of this machine.
 _USUAL = {("secrets", "backend"): "", ("workers", "secrets_backend"): "", ("core", "executor"): "LocalExecutor"}
 
 
 def kafka_settings(conn_id: str) -> dict[str, Any] | None:
     """Return librdkafka's configuration, equal to `KafkaHook.configuration`, without an import of Airflow.
 
-    Returns None if only the hook can do it: for a connection outside the environment, for callbacks and OAuth, and for
-    wrong settings, of which the hook has the error.
+    Returns None if the hook is needed: for a connection that is not in the environment, for callbacks and OAuth, and
+    for wrong settings, for which the hook raises the error.
     """
     connection = _connection(conn_id)
     if connection is None:
@@ -133,7 +133,7 @@ def kafka_settings(conn_id: str) -> dict[str, Any] | None:
 def catalog_properties(conn_id: str) -> dict[str, Any] | None:
     """Return PyIceberg's properties of a catalog, equal to `IcebergHook.catalog`'s, without an import of Airflow.
 
-    Returns None if only the hook can do it: for a connection outside the environment, or with unusual settings.
+    Returns None if the hook is needed: for a connection that is not in the environment, or has unusual settings.
     """
     connection = _connection(conn_id)
     if connection is None:
@@ -153,22 +153,22 @@ def catalog_properties(conn_id: str) -> dict[str, Any] | None:
     return properties
 
 
-# The fields of a connection, if the environment has it as JSON, and if Airflow would look there first; else None.
 def _connection(conn_id: str) -> dict[str, Any] | None:
+    """Return the fields of a connection, or None unless it is JSON in the environment, where Airflow looks first."""
     text = os.environ.get(f"AIRFLOW_CONN_{conn_id.upper()}", "")
     if not text.lstrip().startswith("{") or not _is_airflow_as_usual():
         return None
     try:
-        found = json.loads(text)
-        extra = found.get("extra") or {}
+        connection = json.loads(text)
+        extra = connection.get("extra") or {}
         extra = json.loads(extra) if isinstance(extra, str) else extra
     except ValueError:
         return None
-    return found | {"extra": extra} if isinstance(extra, Mapping) and set(found) <= _FIELDS else None
+    return connection | {"extra": extra} if isinstance(extra, Mapping) and set(connection) <= _FIELDS else None
 
 
 def _is_airflow_as_usual() -> bool:
-    """Return whether Airflow looks into the environment first, and runs tasks on this machine alone.
+    """Return whether Airflow looks for connections in the environment first, and runs tasks only on this machine.
 
     Otherwise a secrets backend may have the connection, or the hook adds settings for shared disks.
     """
@@ -179,10 +179,10 @@ def _is_airflow_as_usual() -> bool:
     except ValueError:
         return False
     given = {(section, name): settings.get(section, name) for section, name in _USUAL}
-    return all(value in (None, "", _USUAL[one]) for one, value in given.items())
+    return all(value in (None, "", _USUAL[setting]) for setting, value in given.items())
 
 
-# Airflow's messages about itself while it is imported are not part of an answer.
+# Variables that silence Airflow's messages about its own import: a command's output has no place for these.
 _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
 # Airflow, while it is imported, sets up its database unless this is set.
 _AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
@@ -210,7 +210,7 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """librdkafka's configuration, and the connection's name for errors (`where`)."""
+    """librdkafka's configuration; `where` is the connection's name for errors."""
 
     configuration: dict[str, Any]
     where: str
@@ -247,13 +247,13 @@ def connection_fields(conn_id: str) -> dict[str, Any] | None:
 
 
 def open_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
-    """Return two functions: from an Airflow variable's name to the value or None, and `connection_fields`."""
+    """Return two functions: the lookup of an Airflow variable (its value, or None), and `connection_fields`."""
     return _variable, connection_fields
 
 
 def _variable(name: str) -> object:
-    if (found := os.environ.get(f"AIRFLOW_VAR_{name.upper()}")) is not None:
-        return found
+    if (value := os.environ.get(f"AIRFLOW_VAR_{name.upper()}")) is not None:
+        return value
     with like_the_airflow_command(needs_database=True):
         from airflow_lakestream.hooks.variables import variable_outside_airflow
 
@@ -261,16 +261,16 @@ def _variable(name: str) -> object:
 
 
 def open_catalog(conn_id: str) -> Catalog:
-    """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable.
+    """Open the catalog of an `iceberg` connection, without Airflow if possible.
 
-    Without Airflow if possible; if that fails, the hook tries again, for its error message.
+    Raises InvalidArgument and CatalogUnavailable.
     """
     if (properties := catalog_properties(conn_id)) is not None:
         with pause_collection(), suppress(Exception):
             from pyiceberg.catalog import load_catalog
 
             return load_catalog(conn_id, **properties)
-    # The hook's error message also describes the problem.
+    # After an error, too, the hook opens the catalog: its error message has the remedy.
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -280,7 +280,7 @@ def open_catalog(conn_id: str) -> Catalog:
 def open_storage(conn_id: str | None) -> DeltaStorage:
     """Open the store of a Delta table. Raises InvalidArgument.
 
-    :param conn_id: None: without a connection, for a local disk, or with the credentials of the environment.
+    :param conn_id: the connection; None: a local disk, or credentials of the environment.
     """
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import DeltaStorageHook
@@ -297,11 +297,11 @@ def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
 
 
 def group_of(lake: Any, table: str, given: str | None, remedy: str = "") -> str:
-    """Return the given consumer group, or the only group with a ledger on the table.
+    """Return the given consumer group, or the only group with a ledger in the table.
 
     :param lake: catalog or store of the table; see `open_lake`.
     :param given: the option's value; None if the option is missing.
-    :param remedy: the remedy for a missing table, besides the right name.
+    :param remedy: text for the error about a missing table; empty: none.
 
     Raises InvalidArgument if no group is given and the table is missing, or has no ledger, or several.
     """
@@ -321,9 +321,9 @@ def group_of(lake: Any, table: str, given: str | None, remedy: str = "") -> str:
 
 
 def _has_ledger(streams: Any, group: str) -> bool:
-    """Return whether a group's ledger has any topic. A ledger that can't be read counts.
+    """Return whether a group's ledger has a topic, or can't be read.
 
-    After a rename or a reset the old group's ledger has no topic.
+    After a rename or a reset the old group's ledger is still there, without a topic.
     """
     try:
         return bool(streams.ledger(group).topics)
@@ -335,7 +335,7 @@ def _has_ledger(streams: Any, group: str) -> bool:
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
     """Return the properties of a checkpoint's store, or None without a connection. Raises InvalidArgument.
 
-    The properties are a catalog's, or delta-rs' storage options, by the type of the connection.
+    By the type of the connection the properties are a catalog's, or storage options of delta-rs.
     """
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import store_properties
@@ -346,9 +346,8 @@ def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
 def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, RegistryConfig]:
     """Return the schema registry as a mapping with the key `schema_registry`; empty if no format needs a registry.
 
-    The registry is a URL or a connection in `decoding`; without either, the extra of the Kafka connection has it.
-
-    :param decoding: decoding arguments: schema_registry, format and key_format are used.
+    :param decoding: decoding arguments: schema_registry (a URL or a connection), format and key_format are used.
+    :param kafka_conn: the Kafka connection, whose extra has the registry if `decoding` has none.
 
     Raises InvalidArgument.
     """
@@ -358,26 +357,29 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
         from airflow_lakestream.hooks.registry import registry_of
 
         formats = (decoding.get("format"), decoding.get("key_format"))
-        found = registry_of(registry, KafkaHook(kafka_conn), *formats)
-    return {} if found is None else {"schema_registry": found}
+        config = registry_of(registry, KafkaHook(kafka_conn), *formats)
+    return {} if config is None else {"schema_registry": config}
 
 
 def report_text(text: str, *, err: bool = False) -> None:
-    """Print a text with invisible characters escaped: names and values in it may be those of records."""
+    """Print a text with invisible characters escaped: a text may have names and values from records.
+
+    :param err: whether to print to stderr.
+    """
     typer.echo(printable_lines(text), err=err)
 
 
 @contextmanager
 def output_to_stderr() -> Iterator[None]:
-    """Send all output except the answer to stderr: Airflow logs to stdout, but programs expect JSON in stdout."""
+    """Send all output in the block to stderr: Airflow logs to stdout, where programs expect the command's answer."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def open_streams() -> None:
-    """Open the streams that the shell has closed (`>&-`), and let stdout escape the letters that the locale lacks.
+    """Open streams that the shell has closed (`>&-`), and let stdout escape characters that the locale lacks.
 
-    Neither a stream nor a letter that is missing must fail the command.
+    A command must not fail for a missing stream or character.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -387,9 +389,9 @@ def open_streams() -> None:
 
 
 def flush_streams() -> bool:
-    """Flush stdout and stderr; return whether stdout has taken the whole output.
+    """Flush stdout and stderr; return whether the whole output went to stdout.
 
-    Python would flush a stream that takes nothing once more at its end, and exit with the code 120.
+    A stream without a reader is replaced: Python would flush it again at its end, and exit with the code 120.
     """
     is_whole = True
     for stream in (sys.stdout, sys.stderr):
@@ -402,32 +404,31 @@ def flush_streams() -> bool:
 
 
 def end_at_once(codes: list[int]) -> None:
-    """End the process without Python's finalization, after its threads and the functions that are registered later.
+    """Register a function that ends the process at its exit, without Python's finalization.
 
-    The finalization takes a second for all of Airflow's objects, and ends by SIGABRT or never if a thread of PyArrow
-    then releases a buffer of a Python file (apache/arrow#49942; PyArrow 26 still does).
+    The finalization takes a second for Airflow's objects. It may crash or hang if a thread of PyArrow releases a buffer
+    of a Python file (apache/arrow#49942; PyArrow 26 still does).
 
-    :param codes: the exit code, once it is known.
+    :param codes: a list to which the caller appends the exit code; the process ends normally if it stays empty.
     """
     atexit.register(lambda: [(flush_streams(), os._exit(code)) for code in codes])
 
 
 @contextmanager
 def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
-    """Look connections up within the block like `airflow connections get`, the database included.
+    """Let Airflow look up connections in the block like `airflow connections get`: also in its database.
 
-    Outside a task Airflow would skip the database. Output in the block goes to stderr; the environment is restored
-    afterwards.
+    Outside of a task Airflow would skip its database. Output in the block goes to stderr. The environment is restored.
 
-    :param conn_ids: the connections to look up. If the environment has all, Airflow is set up without its database.
-    :param needs_database: the value may be in the database alone.
+    :param conn_ids: the connections to look up. If all are in the environment, Airflow is set up without its database.
+    :param needs_database: whether to set up the database in any case.
     """
     environment = dict(_ENVIRONMENT)
     settings = sys.modules.get("airflow.settings")
     if (
         not needs_database
         and settings is None
-        and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one)
+        and all(f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ for conn_id in conn_ids if conn_id)
     ):
         # Airflow's database and models are not needed, and take a second to set up.
         environment[_AS_LIBRARY] = "1"

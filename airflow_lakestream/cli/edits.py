@@ -57,17 +57,17 @@ def rename(
         from airflow_lakestream.iceberg.upkeep import ledger_edit
         from airflow_lakestream.run.job import ExtractConfig
 
-        # A run must accept the name, so apply the same checks.
+        # A later run must accept the new name: its checks are made here, too.
         ExtractConfig(topic="any", table=table, consumer_group=to)
         catalog = open_catalog(iceberg_conn)
         load(catalog, table)
         group = group_of(catalog, table, group)
 
-        def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
-            ledger = ledger_store.read_ledger(now, group)
+        def decide(present: pyiceberg.table.Table) -> Mapping[str, Ledger]:
+            ledger = ledger_store.read_ledger(present, group)
             if not ledger.topics:
-                raise NoLedger(table, group, groups_of(now))
-            if ledger_store.read_ledger(now, to).topics:
+                raise NoLedger(table, group, groups_of(present))
+            if ledger_store.read_ledger(present, to).topics:
                 raise InvalidArgument("--to", f"group {to!r} has a ledger of its own on {table}.", "Choose another.")
             return {group: Ledger(group), to: replace(ledger, consumer_group=to)}
 
@@ -130,20 +130,20 @@ def rebuild(
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
         # The rows do not show which landings have a note in the reject table.
         noted = known.noted if known.topics else NotedLandings(complete=False)
-        made = {one.identity: one.entry for one in rebuilt}
-        ledger = replace(known, topics={**known.topics, **made}, noted=noted)
+        new_topics = {topic_entry.identity: topic_entry.entry for topic_entry in rebuilt}
+        ledger = replace(known, topics={**known.topics, **new_topics}, noted=noted)
 
-        def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
-            if ledger_store.head_of(now.metadata) != head:
+        def decide(present: pyiceberg.table.Table) -> Mapping[str, Ledger]:
+            if ledger_store.head_of(present.metadata) != head:
                 raise EditOvertaken(table)
             return {group: ledger}
 
         snapshot_id = restate_ledgers(catalog, table, decide)
     report_text(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
-    for one in rebuilt:
-        counts = one.entry.counts
-        report_text(f"  {one.identity.topic}: {counts.written} rows, landed {one.entry.landed}")
-        for name, ranges in (("the next run lands", one.left), ("taken as lost", one.entry.lost)):
+    for topic_entry in rebuilt:
+        counts = topic_entry.entry.counts
+        report_text(f"  {topic_entry.identity.topic}: {counts.written} rows, landed {topic_entry.entry.landed}")
+        for name, ranges in (("the next run lands", topic_entry.left), ("taken as lost", topic_entry.entry.lost)):
             if ranges:
                 report_text(f"    without a row, {name}: {ranges}")
     report_text("  The rows do not show which time was covered (mode=interval): intervals that run again look again.")
@@ -173,8 +173,8 @@ def forget(
 
             kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
             group = group_of(lake, table, group)
-            forgetting = ReceiptWriter(lake, table, group, kafka.configuration, kafka.where)
-            receipts = forgetting.forget([topic] if topic else [])
+            writer = ReceiptWriter(lake, table, group, kafka.configuration, kafka.where)
+            receipts = writer.forget([topic] if topic else [])
         for receipt in receipts:
             report_text(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
         return
@@ -185,37 +185,38 @@ def forget(
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
 
-        given = parse_ranges(rows or (), "--rows")
+        ranges_of_option = parse_ranges(rows or (), "--rows")
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
         group = group_of(catalog, table, group)
-        look = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
-        result = look.run(catalog)
+        audit = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
+        result = audit.run(catalog)
         ledger = ledger_store.read_ledger(load(catalog, table), group)
-        wanted = union(one.missing for one in result.partitions) if missing else given
-        if not wanted:
+        to_forget = union(partition.missing for partition in result.partitions) if missing else ranges_of_option
+        if not to_forget:
             raise InvalidArgument("--missing", f"no row is missing in {table}.")
-        done = []
-        for identity, ranges in _by_identity(ledger, wanted, table):
+        receipts_of_rows = []
+        for identity, ranges in _by_identity(ledger, to_forget, table):
             removed = _rows_gone(result, identity.topic, ranges)
             counts = Counts(read=removed, written=removed)
-            done.append((ledger_edit.forget(catalog, table, group, identity, ranges, counts), ranges, removed))
-    for snapshot_id, ranges, removed in done:
+            snapshot_id = ledger_edit.forget(catalog, table, group, identity, ranges, counts)
+            receipts_of_rows.append((snapshot_id, ranges, removed))
+    for snapshot_id, ranges, removed in receipts_of_rows:
         report_text(f"{table}: {removed} rows are recorded as deleted on purpose, in snapshot {snapshot_id}: {ranges}")
 
 
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
 ) -> tuple[int | None, Ledger, list[RebuiltEntry]]:
-    """Return the head of the table, the group's current ledger, and the entries rebuilt from the rows.
+    """Return a triple: the head of the table, the group's present ledger, and the entries rebuilt from the rows.
 
-    The ledger is empty if the metadata with its landings is gone; the note of its columns is kept. Topics of which no
-    row is this group's are left out.
+    The ledger is empty, except for the facts about columns, if the metadata with its landings is gone. A topic without
+    a row of this group has no entry.
 
     :param topics: the topics to rebuild; empty: all topics of the rows.
 
-    Raises CannotRebuild if the ledger has landings of these topics, if rows have no or an impossible position, or if no
-    row is left to account for; and the errors of Kafka.
+    Raises CannotRebuild if the ledger has landings of these topics, if rows have no position or an impossible one, or
+    if each row belongs to another group; and the errors of Kafka.
     """
     from airflow_lakestream.audit.books import groups_of
     from airflow_lakestream.audit.log import CannotRebuild, rebuild_topic
@@ -233,7 +234,7 @@ def _from_rows(
         known = Ledger(group)
     columns = ledger_store.columns_of(loaded, group)
     known = replace(known, filled=columns.filled, types=columns.types)
-    landed_topics = {of.topic for of, entry in known.topics.items() if entry.landed}
+    landed_topics = {identity.topic for identity, entry in known.topics.items() if entry.landed}
     if landed_topics and (not topics or landed_topics & set(topics)):
         raise CannotRebuild(
             f"the ledger of {group!r} on {table} exists and can be read: there is nothing to rebuild. To make it from "
@@ -245,7 +246,7 @@ def _from_rows(
     if rows.impossible:
         raise CannotRebuild(
             f"{table} has rows at positions that no record can have: "
-            f"{', '.join(one.text for one in rows.impossible[:10])}. "
+            f"{', '.join(position.text for position in rows.impossible[:10])}. "
             "Delete them, or move them to another table, first."
         )
     if rows.without_position:
@@ -258,49 +259,51 @@ def _from_rows(
         source = KafkaSource(kafka.configuration, topic, group, StartAt(), kafka.where)
         reader = KafkaReader(kafka.configuration, group, poll_timeout=30, where=kafka.where)
         landed_by_others = union(
-            entry.landed for one in others for of, entry in one.topics.items() if of.topic == topic
+            entry.landed for ledger in others for identity, entry in ledger.topics.items() if identity.topic == topic
         )
-        one = rebuild_topic(topic, rows, landed_by_others, source, reader, threading.Event())
-        if one.entry.landed:
-            rebuilt.append(one)
+        topic_entry = rebuild_topic(topic, rows, landed_by_others, source, reader, threading.Event())
+        if topic_entry.entry.landed:
+            rebuilt.append(topic_entry)
     if not rebuilt:
         raise CannotRebuild(f"{table} has no row that no other group's ledger accounts for.")
     return head, known, rebuilt
 
 
 def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:
-    """Split ranges by the landed incarnation of their topic, without ranges that have a receipt already.
+    """Return ranges by topic id, without the ranges that have a receipt already.
 
-    Raises InvalidArgument if a range was never landed, or if all have a receipt.
+    Raises InvalidArgument if a range was never landed, or if all ranges have a receipt.
+
+    :param wanted: the ranges that get a receipt.
     """
-    found = []
+    own_ranges = []
     for identity, entry in ledger.topics.items():
         if own := (wanted & entry.landed) - entry.forgotten:
-            found.append((identity, own))
+            own_ranges.append((identity, own))
     landed = union(entry.landed for entry in ledger.topics.values())
     if never_landed := wanted - landed:
         raise InvalidArgument("--rows", f"{never_landed} was never landed in {table} by this group.")
-    if not found:
+    if not own_ranges:
         raise InvalidArgument("--rows", f"{wanted} has a receipt already.")
-    return found
+    return own_ranges
 
 
 def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
-    """Return the number of rows of the ranges that are gone from the table.
+    """Return how many rows of the ranges are gone from the table. Raises InvalidArgument if the ranges still have rows.
 
-    :param result: a full audit of the table.
-
-    Raises InvalidArgument if the ranges still have rows.
+    :param result: of a full audit of the table.
     """
     of_topic = [one for one in result.partitions if one.topic == topic]
-    for one in of_topic:
-        if still := one.with_rows(ranges):
-            raise InvalidArgument("--rows", f"{still} still has rows.", "Delete them first, then write the receipt.")
+    for partition in of_topic:
+        if ranges_with_rows := partition.with_rows(ranges):
+            raise InvalidArgument(
+                "--rows", f"{ranges_with_rows} still has rows.", "Delete them first, then write the receipt."
+            )
     gone = sum((ranges & one.missing).width for one in of_topic)
-    unseen = sum((ranges & one.not_verifiable).width for one in of_topic)
-    # If Kafka no longer shows records, only the count shows how many offsets had a row.
-    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
-    return gone + min(unseen, beyond)
+    not_verifiable = sum((ranges & partition.not_verifiable).width for partition in of_topic)
+    # Where Kafka no longer has the records, some of these offsets were holes: only counts show how many rows are gone.
+    uncounted = sum(max(0, count.expected - count.found) for count in result.counts if count.topic == topic)
+    return gone + min(not_verifiable, uncounted)
 
 
 def maintain(
@@ -357,24 +360,24 @@ def maintain(
         compact, expire = compact or bool(compaction), expire or bool(age)
         remove_orphans = remove_orphans or bool(orphans)
         rule = None if keep is None else RowRetention.parse(keep, "--keep")
-        every = not (retention or rule or compact or rewrite_manifests or expire or remove_orphans)
+        all_works = not (retention or rule or compact or rewrite_manifests or expire or remove_orphans)
         section = MaintenanceSection.parse(
             {
                 "tables": tables,
-                "retention": asdict(rule) if rule is not None else retention or every,
-                "compact": compaction if compact or every else None,
-                "rewrite_manifests": rewrite_manifests or every,
-                "expire": age if expire or every else None,
-                "remove_orphans": orphans if remove_orphans or every else None,
+                "retention": asdict(rule) if rule is not None else retention or all_works,
+                "compact": compaction if compact or all_works else None,
+                "rewrite_manifests": rewrite_manifests or all_works,
+                "expire": age if expire or all_works else None,
+                "remove_orphans": orphans if remove_orphans or all_works else None,
             }
         )
-        bound = None if budget is None else positive_seconds("--budget", budget)
+        budget_seconds = None if budget is None else positive_seconds("--budget", budget)
         with rewriter_processes(section, dry_run) as children:
             lake = open_lake(tables[0], iceberg_conn, storage_conn)
-            work = format_of(section.tables).part("upkeep")(lake, section, dry_run, bound, children=children)
+            work = format_of(section.tables).part("upkeep")(lake, section, dry_run, budget_seconds, children=children)
             reports = work.run()
     if as_json:
-        report_text(json.dumps([one.to_dict() for one in reports], indent=2))
+        report_text(json.dumps([report.to_dict() for report in reports], indent=2))
         return
-    for one in reports:
-        report_text(str(one))
+    for report in reports:
+        report_text(str(report))

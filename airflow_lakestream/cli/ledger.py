@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from airflow_lakestream.adopt.run import AdoptionResult
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
-# More files of a landing would hide the important lines.
-_FILES = 5
-# Deletes replace scattered single offsets, so a partition may have many ranges.
-_RANGES = 4
+_MOST_FILES = 5  # most files of a landing that the text names: more would hide the important lines
+# Most ranges of a partition that the text names: deletes replace scattered single offsets, so there may be many.
+_MOST_RANGES = 4
 
 
 def ledger_json(ledger: Ledger) -> dict[str, Any]:
@@ -89,6 +88,7 @@ def history_text(landings: Sequence[PastLanding], ledger: Ledger) -> str:
 
 
 def _landing_lines(past: PastLanding) -> Iterator[str]:
+    """Yield the lines of a landing: snapshot, run and rows, then ranges, then files."""
     at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
     yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.rows:,} rows"
     if past.landing.adopted is not None:
@@ -97,27 +97,26 @@ def _landing_lines(past: PastLanding) -> Iterator[str]:
         for name, ranges in _named_ranges(entry):
             for topic, p in ranges.partitions:
                 intervals = ranges.intervals(topic, p)
-                ranges_text = shown([f"[{start},{end})" for start, end in intervals], _RANGES)
-                in_all = ranges.of_partition(topic, p).width
-                yield f"  {name} {topic}[{p}] {ranges_text}" + (
-                    f": {in_all:,} offsets" if len(intervals) > _RANGES else ""
-                )
+                line = f"  {name} {topic}[{p}] {shown([f'[{start},{end})' for start, end in intervals], _MOST_RANGES)}"
+                if len(intervals) > _MOST_RANGES:
+                    line += f": {ranges.of_partition(topic, p).width:,} offsets"
+                yield line
     if past.files is None:
         yield "  files: unknown, the snapshot has expired"
         return
-    yield from (f"  file {path}" for path in past.files[:_FILES])
-    if len(past.files) > _FILES:
-        yield f"  and {len(past.files) - _FILES} more files (--json lists all)"
+    yield from (f"  file {path}" for path in past.files[:_MOST_FILES])
+    if len(past.files) > _MOST_FILES:
+        yield f"  and {len(past.files) - _MOST_FILES} more files (--json lists all)"
 
 
 def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
+    """Yield the lines of a topic in a ledger: identity and counts, then ranges by partition."""
     yield f"  topic {identity.topic}, id {identity.topic_id or '(none)'}, cluster {identity.cluster_id}"
     yield f"    {_counts(entry.counts)}"
-    for partition in sorted(
-        {*entry.origin, *(p for ranges in (entry.landed, entry.lost) for _, p in ranges.partitions)}
-    ):
-        begins = entry.origin.get(partition)
-        yield f"    [{partition}]" + ("" if begins is None else f" from {begins}") + ":"
+    with_ranges = {p for ranges in (entry.landed, entry.lost) for _, p in ranges.partitions}
+    for partition in sorted(with_ranges | entry.origin.keys()):
+        begin = entry.origin.get(partition)
+        yield f"    [{partition}]:" if begin is None else f"    [{partition}] from {begin}:"
         for name, ranges in _named_ranges(entry):
             texts = [f"[{start},{end})" for start, end in ranges.intervals(identity.topic, partition)]
             if texts:
@@ -132,8 +131,8 @@ def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
     return [(iso(start, shortly=False), iso(end, shortly=False)) for start, end in entry.covered]
 
 
-# The kinds of ranges that an entry has, by the names in the output.
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
+    """Return the ranges of an entry that are not empty, each with the name for the output."""
     named = [("landed", entry.landed), ("lost", entry.lost), ("replaced", entry.replaced)]
     named += [("forgotten", entry.forgotten), ("adopted", entry.adopted)]
     return [(name, ranges) for name, ranges in named if ranges]
@@ -156,8 +155,9 @@ def _entry_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
 
 def _counts(counts: Counts) -> str:
     words = [f"{counts.read:,} records read", f"{counts.written:,} rows"]
-    rest = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
-    return ", ".join([*words, *(f"{n:,} {name}" for name, n in rest.items() if n)])
+    without_row = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
+    words += [f"{number:,} {name}" for name, number in without_row.items() if number]
+    return ", ".join(words)
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:
@@ -190,10 +190,7 @@ def show(
 
 @app.command()
 def history(
-    table: Table,
-    group: GroupIfSeveral = None,
-    iceberg_conn: IcebergConn = "iceberg_default",
-    as_json: Json = False,
+    table: Table, group: GroupIfSeveral = None, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False
 ) -> None:
     """Print the group's landings, newest first, with the data files of each unexpired snapshot."""
     with output_to_stderr():
@@ -205,15 +202,15 @@ def history(
         catalog = open_catalog(iceberg_conn)
         loaded, group = load(catalog, table), group_of(catalog, table, group)
         check_group(loaded, group)
-        found, ledger = list(landings(loaded, group)), read_ledger(loaded, group)
-    report_text(json.dumps(history_json(found), indent=2) if as_json else history_text(found, ledger))
+        past_landings, ledger = list(landings(loaded, group)), read_ledger(loaded, group)
+    report_text(json.dumps(history_json(past_landings), indent=2) if as_json else history_text(past_landings, ledger))
 
 
 for command in (rebuild, rename, reset, forget):
     app.command()(command)
 
 
-_SHOWN = 10
+_MOST_ADOPTED = 10  # most ranges in a line of `adopt`
 Topic = Annotated[str, typer.Option("--topic", help="the topic that the rows come from")]
 Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only print what would be written")]
 
@@ -229,8 +226,8 @@ class PositionSource(StrEnum):
     RANGES = "ranges"
 
 
-# Origins by the number of words that follow --from: no word, several words; otherwise a single word.
-_ALONE, _MANY = (PositionSource.ROWS,), (PositionSource.RANGES,)
+# Sources by the number of words behind --from: no word, or several words. Each other source needs one word.
+_WITHOUT_WORD, _WITH_WORDS = (PositionSource.ROWS,), (PositionSource.RANGES,)
 
 
 def adopt(
@@ -243,8 +240,7 @@ def adopt(
         typer.Argument(help="a group's or connector's name, a checkpoint's path, or ranges such as orders[0]:0-250"),
     ] = None,
     columns: Annotated[
-        str | None,
-        typer.Option(help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go'),
+        str | None, typer.Option(help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go')
     ] = None,
     yes: Yes = False,
     watch: Annotated[
@@ -268,7 +264,7 @@ def adopt(
         from airflow_lakestream.run.job import ExtractConfig
         from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 
-        # A run must be able to take the names, so the same checks apply.
+        # A later run must accept the names: its checks are made here, too.
         ExtractConfig(topic=topic, table=table, consumer_group="any" if group is None else group)
         names = _names(origin, what or ())
         kafka = open_kafka(kafka_conn)
@@ -285,22 +281,21 @@ def adopt(
         )
         filled = open_filled(lake, table, group)
         tool = _tool(origin, names, kafka, filled, storage_conn, connect_conn)
-        found = work.write(lake, tool) if yes else work.look(lake, tool, filled)
-    report_text(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
+        adoption = work.write(lake, tool) if yes else work.look(lake, tool, filled)
+    report_text(json.dumps(adoption.to_dict(), indent=2) if as_json else "\n".join(_lines(adoption)))
 
 
 def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
-    """Return the words after `--from`. Raises InvalidArgument for too many or too few words."""
-    if origin in _ALONE and what:
+    """Return the words behind `--from`. Raises InvalidArgument for too many or too few words."""
+    if origin in _WITHOUT_WORD and what:
         raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the positions are in the rows.")
-    if origin not in _ALONE and not what:
+    if origin not in _WITHOUT_WORD and not what:
         raise InvalidArgument(f"--from {origin}", "needs a name, a path or ranges behind it.")
-    if origin not in (*_ALONE, *_MANY) and len(what) > 1:
+    if origin not in (*_WITHOUT_WORD, *_WITH_WORDS) and len(what) > 1:
         raise InvalidArgument(f"--from {origin}", f"takes one name or path, not {len(what)}.")
     return what
 
 
-# The source of the tool's position, opened by the connections; `filled` is the table that the tool has filled.
 def _tool(
     origin: PositionSource,
     names: Sequence[str],
@@ -309,7 +304,7 @@ def _tool(
     storage_conn: str | None,
     connect_conn: str,
 ) -> ToolPosition:
-
+    """Open and return the source of the other tool's position; `filled` is the table that the tool has filled."""
     from airflow_lakestream.adopt import tools
     from airflow_lakestream.adopt.claim import GivenRanges, OwnRows
     from airflow_lakestream.kafka.groups import KafkaGroups
@@ -332,28 +327,28 @@ def _tool(
             return tools.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
 
 
-def _lines(found: AdoptionResult) -> Iterator[str]:
-    entry, left = found.decision.entry, found.decision.left
-    topic, source = found.decision.identity.topic, found.claim.source
-    if found.snapshot_id is None:
-        yield f"{found.table}: nothing is written yet. With --yes, {found.consumer_group} adopts {topic} from {source}:"
+def _lines(adoption: AdoptionResult) -> Iterator[str]:
+    entry, group = adoption.decision.entry, adoption.consumer_group
+    topic, source = adoption.decision.identity.topic, adoption.claim.source
+    if adoption.snapshot_id is None:
+        yield f"{adoption.table}: nothing is written yet. With --yes, {group} adopts {topic} from {source}:"
     else:
-        yield f"{found.table}: {found.consumer_group} has adopted {topic} from {source}, in {found.snapshot_id}:"
+        yield f"{adoption.table}: {group} has adopted {topic} from {source}, in {adoption.snapshot_id}:"
     for name, ranges in (
         ("landed", entry.landed - entry.adopted),
         ("landed, not verifiable by audits", entry.adopted),
         ("taken as lost, no longer in Kafka", entry.lost),
-        ("without a row, the next run lands", left),
+        ("without a row, the next run lands", adoption.decision.left),
     ):
         if ranges:
             yield f"  {name}: {_text(ranges)}"
-    yield from (f"  proved: {line}" for line in found.proved)
-    yield from (f"  on trust: {line}" for line in found.trusted)
+    yield from (f"  proved: {line}" for line in adoption.proved)
+    yield from (f"  on trust: {line}" for line in adoption.trusted)
     yield "  The rows do not show which time was covered (mode=interval): intervals that run again look again."
 
 
 def _text(ranges: RangeSet) -> str:
-    return shown([str(one) for one in ranges], _SHOWN)
+    return shown([str(offset_range) for offset_range in ranges], _MOST_ADOPTED)
 
 
 class HeirKind(StrEnum):

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.arguments import landings_of, read_pipeline, variable_lookup
-from airflow_lakestream.cli.connections import (
-    Json,
-    open_kafka,
-    open_lake,
-    open_registry,
-    output_to_stderr,
-    report_text,
-)
-from airflow_lakestream.core.printable import printable
+from airflow_lakestream.cli.connections import Json, open_kafka, open_lake, open_registry, output_to_stderr, report_text
+from airflow_lakestream.core.printable import counted, printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of
 
@@ -35,29 +28,28 @@ Sink = Annotated[str | None, typer.Option("--sink", help="one of the file's; def
 
 
 @app.command()
-def validate(
-    paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)],
-) -> None:
+def validate(paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)]) -> None:
     """Check pipelines as a run would, including their SQL, without a connection. Exit code 2: something is wrong."""
     with output_to_stderr():
         from airflow_lakestream.pipelines.dags import make_dags, make_functions_importable
         from airflow_lakestream.pipelines.folder import read_path
 
         make_functions_importable(paths)
-        right = 0
+        right_count = 0
         wrong: list[BrokenFile] = []
         for path in paths:
-            found = read_path(path, variable_lookup())
-            _, broken = make_dags(found)
-            right += len(found.right) + len(found.wrong) - len(broken)
+            folder = read_path(path, variable_lookup())
+            _, broken = make_dags(folder)
+            # `broken` has the wrong files, and right files whose DAG can't be made.
+            right_count += len(folder.right) + len(folder.wrong) - len(broken)
             wrong += broken
-    problems = [problem for one in wrong for problem in one.problems]
+    problems = [problem for file in wrong for problem in file.problems]
     for problem in sorted(problems):
         report_text(printable(str(problem)), err=True)
-    if partial := sorted(one.file for one in wrong if one.is_partial):
+    if partial := sorted(file.file for file in wrong if file.is_partial):
         report_text(printable(f"Correct these first: {', '.join(partial)} will then be checked further."), err=True)
-    mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
-    report_text(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
+    mistakes = f" ({counted(len(problems), 'mistake')})" if problems else ""
+    report_text(f"{right_count} right, {len(wrong)} wrong{mistakes}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -68,17 +60,18 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
         from airflow_lakestream.pipelines.check import check, refuse_rendered
 
         compiled = read_pipeline(file)
-        # The whole file has to be right, whichever sink is asked for.
+        # The whole file has to be right, even if one sink is asked for.
         check(compiled)
-        asked = landings_of(compiled, sink)
-        refuse_rendered(compiled, asked)
-        found = [_planned(compiled, landing) for landing in asked]
+        landings = landings_of(compiled, sink)
+        refuse_rendered(compiled, landings)
+        planned = [_planned(compiled, landing) for landing in landings]
     if as_json:
-        all_values = [one for one, _ in found]
-        report_text(json.dumps(all_values[0] if len(compiled.landings) == 1 or sink else all_values, indent=2))
+        plans = [values for values, _ in planned]
+        is_single = len(compiled.landings) == 1 or sink
+        report_text(json.dumps(plans[0] if is_single else plans, indent=2))
         return
     report_text(f"{compiled.name}, by the engine {compiled.engine}")
-    for values, text in found:
+    for values, text in planned:
         if len(compiled.landings) > 1:
             report_text(f"{values['sink']}:")
         report_text("\n".join(f"  {line}" for line in values["columns"]))
@@ -101,9 +94,9 @@ def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
     job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
-    found, columns = dry_run(job, lake), _columns(config, lake)
-    names = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
-    return {**names, **found.to_dict()}, found.render()
+    next_plan = dry_run(job, lake)
+    values = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink}
+    return {**values, "columns": _columns(config, lake), **next_plan.to_dict()}, next_plan.render()
 
 
 @app.command()
@@ -135,17 +128,18 @@ def run(
         if not compiled.replaces and (start or end):
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
-        found = landings_of(compiled, sink)
-        refuse_rendered(compiled, found)
-    for landing in found:
+        landings = landings_of(compiled, sink)
+        refuse_rendered(compiled, landings)
+    for landing in landings:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with output_to_stderr():
             line = _land(compiled, landing, interval)
-        # Report a landing before the next landing may fail.
+        # Each landing is reported at once: the next landing may fail.
         report_text(printable(line))
 
 
 def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[str, str | None]) -> str:
+    """Land a sink's missing records once, and return the line of the report."""
     from airflow_lakestream.pipelines.check import make_config
     from airflow_lakestream.run.summary import last_line
     from airflow_lakestream.run.topics import land_run
@@ -153,14 +147,7 @@ def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[st
     config = make_config(compiled, landing, **interval, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
-    report = land_run(
-        config,
-        kafka.configuration,
-        lake,
-        run_id=_run_id(),
-        where=kafka.where,
-        stop=threading.Event(),
-    )
+    report = land_run(config, kafka.configuration, lake, run_id=_run_id(), where=kafka.where, stop=threading.Event())
     return last_line(report, config, _connection(landing, "iceberg"))
 
 
@@ -187,18 +174,19 @@ def _run_id() -> str:
 
 
 def _columns(config: Any, lake: Any) -> list[str]:
-    """Return lines about the table of a run: to be created with columns, or existing, with columns it lacks."""
+    """Return a line about a run's table: the columns of a new table, or the new columns of an existing table."""
     from airflow_lakestream.tables.schema.types import schema_text
 
-    made = config.design.schema
-    text = "the first records set the columns" if made is None else schema_text(made)
+    schema = config.design.schema
     existing = _existing_columns(config.table, lake)
-    if existing is not None:
-        lacking = [] if made is None else [field.name for field in made.fields if field.name not in existing]
-        evolution = f"schema_evolution is {config.schema_evolution}"
-        new = f"; it lacks {', '.join(lacking)}, and {evolution}" if lacking else ""
-        return [f"{config.table} is there{new}"]
-    return [f"{config.table} is made: {text}"]
+    if existing is None:
+        columns = "the first records set the columns" if schema is None else schema_text(schema)
+        return [f"{config.table} is made: {columns}"]
+    lacking = [] if schema is None else [field.name for field in schema.fields if field.name not in existing]
+    if not lacking:
+        return [f"{config.table} is there"]
+    evolution = f"schema_evolution is {config.schema_evolution}"
+    return [f"{config.table} is there; it lacks {', '.join(lacking)}, and {evolution}"]
 
 
 def _existing_columns(table: str, lake: Any) -> set[str] | None:

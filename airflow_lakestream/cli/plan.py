@@ -1,4 +1,4 @@
-"""Commands before a landing: `lakestream plan` prints the next run's plan, `doctor` checks the requirements."""
+"""Commands before a landing: `lakestream plan` prints the plan of the next run, `doctor` checks a setup."""
 
 from __future__ import annotations
 
@@ -40,17 +40,16 @@ if TYPE_CHECKING:
     from airflow_lakestream.onramp.doctor.finding import DoctorFinding
     from airflow_lakestream.registry.config import RegistryConfig
 
-# Records that are read of each partition to estimate the size of all.
-SAMPLE = 500
+SAMPLE = 500  # offsets of each partition that are read to estimate the bytes of all records
 
 
 @dataclass(frozen=True)
 class DryRun:
     """Plan of a run that is not executed.
 
-    `records` counts offsets, including holes: an upper bound. `payload` is the estimated number of bytes of keys and
-    values, from `sampled` offsets, since Kafka does not report the size of ranges; None without a sample. `commits` is
-    a lower bound.
+    `records` is the number of offsets, holes included: an upper bound. `payload` is the number of bytes of keys and
+    values, estimated by a sample of `sampled` offsets, since Kafka does not report the size of ranges; None without a
+    sample. `commits` is a lower bound.
     """
 
     table: str
@@ -111,10 +110,11 @@ def plan(
     with output_to_stderr():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
-        # Check arguments before anything is read.
+        # Arguments are checked before the table and the topic are read.
         texts: dict[str, Any] = {"start_offset": start_offset, "start_timestamp": start_timestamp}
         texts |= {"max_records": max_records, "max_batch_bytes": max_batch_bytes, "on_data_loss": on_data_loss}
         config = ExtractConfig(
+            # A missing name is found in the ledger below.
             topic=topic or "the-only-one",
             table=table,
             table_format=lake_of(table).format,
@@ -127,12 +127,12 @@ def plan(
         group = group_of(lake, table, group, remedy)
         config = replace(config, consumer_group=group, topic=_topic_of(lake, table, group, topic))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
-        found = dry_run(job, lake)
-    report_text(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
+        next_plan = dry_run(job, lake)
+    report_text(json.dumps(next_plan.to_dict(), indent=2) if as_json else next_plan.render())
 
 
 def _topic_of(lake: Any, table: str, group: str, given: str | None) -> str:
-    """Return the given topic, or the only topic in a group's ledger. Raises InvalidArgument if there is not one."""
+    """Return the given topic, or the only topic in a group's ledger. Raises InvalidArgument without or with several."""
     if given is not None:
         return given
     books = lake_of(table).part("books").at(lake, table)
@@ -146,9 +146,9 @@ def _topic_of(lake: Any, table: str, group: str, given: str | None) -> str:
 
 
 def dry_run(job: LandingJob, lake: Any) -> DryRun:
-    """Return the plan of a resuming run, and read a sample. Raises the errors of a run before the first record.
+    """Return the plan of a run with mode="resume". Raises the errors that a run raises before the first record.
 
-    The sequence of checks is the same as in a run.
+    The checks have the same order as in a run.
 
     :param lake: catalog of the table, or store of the Delta table.
     """
@@ -164,25 +164,25 @@ def dry_run(job: LandingJob, lake: Any) -> DryRun:
     check_log(entry, state, job.table)
     starts = {} if entry.origin else job.source.starts(state)
     plan = resume_plan(entry, state, starts, job.on_data_loss, job.table)
-    for other, theirs in others.items():
-        if taken := plan.ranges & theirs.entry(state.identity).landed:
-            raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
+    for other_group, other_ledger in others.items():
+        if landed := plan.ranges & other_ledger.entry(state.identity).landed:
+            raise LandedByAnotherGroup(landed, job.consumer_group, other_group, job.table)
     plan = refuse_doubling(job, table, entry, plan, RangeSet())
     records = min(plan.ranges.width, job.limits.max_records or plan.ranges.width)
     size, sampled = _sample(job, plan)
-    payload = round(records * size / sampled) if sampled else (0 if not records else None)
-    by_bytes = math.ceil((payload or 0) / job.limits.max_batch_bytes)
-    commits = max(by_bytes, 1 if plan.changes_the_ledger else 0)
+    payload: int | None = 0
+    if records:
+        payload = round(records * size / sampled) if sampled else None
+    # Each commit has at most `max_batch_bytes`; a run without records may still change the ledger.
+    commits = max(math.ceil((payload or 0) / job.limits.max_batch_bytes), 1 if plan.changes_the_ledger else 0)
     return DryRun(job.table, state.identity.topic, plan, records, payload, sampled, commits)
 
 
 def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:
-    """Read the first records of each partition's ranges.
+    """Read the first records of each partition's ranges, at most SAMPLE offsets of each partition.
 
-    Returns the bytes of keys and values, and the number of offsets in the ranges that were read.
+    Returns a pair: the bytes of keys and values, and the number of offsets that were read.
     """
-    from dataclasses import replace
-
     from airflow_lakestream.core.ranges import RangeSet
 
     heads = RangeSet()
@@ -232,16 +232,17 @@ def doctor(
             checks.delta(str(table), storage_conn, read_only=read_only)
         if checkpoint is not None:
             checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
-    found = checks.findings
-    report = {"findings": [one.to_dict() for one in found], "exit_code": exit_code(found)}
-    report_text(json.dumps(report, indent=2) if as_json else "\n".join(map(str, found)))
-    raise typer.Exit(exit_code(found))
+    findings = checks.findings
+    report = {"findings": [finding.to_dict() for finding in findings], "exit_code": exit_code(findings)}
+    report_text(json.dumps(report, indent=2) if as_json else "\n".join(map(str, findings)))
+    raise typer.Exit(exit_code(findings))
 
 
 class _DoctorRun:
-    """All checks of a run; each method checks a part, and adds to `findings`.
+    """All checks of the doctor. Each method checks a part, and adds to `findings`.
 
-    A connection with secrets is opened within its check, so that an error is a finding.
+    A check opens its own connection, so that an error of the connection becomes a finding. `_settings` has settings
+    with secrets, which are hidden in the findings.
     """
 
     def __init__(self) -> None:
@@ -268,7 +269,7 @@ class _DoctorRun:
             opened.append((kafka.configuration, kafka.where, registry))
             yield from parts.check_brokers(kafka.configuration, kafka.where)
 
-        answers = any(one.health is PartHealth.OK for one in self._look(parts.BROKERS, brokers))
+        answers = any(finding.health is PartHealth.OK for finding in self._look(parts.BROKERS, brokers))
         if not opened:
             return
         configuration, where, registry = opened[0]
@@ -310,14 +311,14 @@ class _DoctorRun:
         self._look(STORE, look)
 
     def _know(self, conn_id: str | None) -> None:
-        """Record the secrets of a connection, to hide in all later texts; nothing for None."""
+        """Remember a connection's secrets, to hide them in later findings. Does nothing for None."""
         self._settings.append(None if conn_id is None else connection_fields(conn_id))
 
-    # Runs a check; an error becomes a finding. Secrets known by the end of the check are hidden.
     def _look(self, part: str, look: Callable[[], Iterable[DoctorFinding]]) -> list[DoctorFinding]:
+        """Run a check and return its findings; an error is a finding, too. Secrets known at its end are hidden."""
         from airflow_lakestream.onramp.dag_file import secret_values
         from airflow_lakestream.onramp.doctor.finding import findings_of
 
-        found = findings_of(part, look, lambda: secret_values(*self._settings))
-        self.findings += found
-        return found
+        findings = findings_of(part, look, lambda: secret_values(*self._settings))
+        self.findings += findings
+        return findings

@@ -35,7 +35,7 @@ Servers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help="brokers, such as broker:9092, instead of an Airflow connection"),
 ]
-_PLACE = re.compile(r"(\d+):(\d+)")
+_POSITION = re.compile(r"(\d+):(\d+)")  # a position on the command line: partition:offset
 
 
 @takes_pipeline
@@ -44,8 +44,7 @@ def preview(
     topic: Annotated[str, typer.Argument(help="topic to look at")],
     limit: Annotated[int, typer.Option(help="records to show")] = 10,
     from_offset: Annotated[
-        list[str] | None,
-        typer.Option(help="from partition:offset on, such as 0:1200; may be repeated"),
+        list[str] | None, typer.Option(help="from partition:offset on, such as 0:1200; may be repeated")
     ] = None,
     from_timestamp: Annotated[str | None, typer.Option(help="from a time on, such as 2026-11-20T10:00Z")] = None,
     tombstones: Annotated[str, option_of("tombstones")] = "keep",
@@ -64,15 +63,15 @@ def preview(
         from airflow_lakestream.onramp import preview as looking
 
         since_ms = None if from_timestamp is None else milliseconds("--from-timestamp", from_timestamp)
-        wanted = looking.check_wanted(limit, _places(from_offset or ()), since_ms)
+        selection = looking.check_wanted(limit, offsets_of("--from-offset", from_offset or ()), since_ms)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
-        found = looking.preview(opened, decoding, wanted, registry, tombstones)
-    report_text(json.dumps(found.to_dict(), indent=2) if as_json else _render(found))
+        previewed = looking.preview(opened, decoding, selection, registry, tombstones)
+    report_text(json.dumps(previewed.to_dict(), indent=2) if as_json else _render(previewed))
 
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """Silence all logging within the block: the answer of the command contains the same facts."""
+    """Silence all logging in the block: the command's answer has the same facts."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -83,9 +82,9 @@ def without_logs() -> Iterator[None]:
 def open_topic(
     topic: str, bootstrap_servers: str | None, kafka_conn: str, decoding: Mapping[str, Any]
 ) -> tuple[SampledTopic, RegistryConfig | None]:
-    """Return the topic to read from, and the registry, or None without a registry.
+    """Return a pair: the topic to read from, and the registry, or None without a registry.
 
-    Raises InvalidArgument for a wrong name or connection. Kafka is not asked yet.
+    Kafka is not asked yet. Raises InvalidArgument for an invalid name or connection.
     """
     from airflow_lakestream.core.names import check_topic
     from airflow_lakestream.onramp.dag_file import export_line
@@ -103,23 +102,20 @@ def open_topic(
 def open_servers(
     bootstrap_servers: str | None, kafka_conn: str, schema_registry: str | None
 ) -> tuple[KafkaConnection, RegistryConfig | None]:
-    """Return the brokers' configuration, and the registry, or None without a registry.
+    """Return a pair: the brokers' configuration, and the registry, or None without a registry. Raises InvalidArgument.
 
-    :param bootstrap_servers: addresses in place of a connection; Airflow is then not used.
+    :param bootstrap_servers: addresses in place of a connection: Airflow is then not used.
     :param kafka_conn: the connection; ignored if `bootstrap_servers` is given.
-    :param schema_registry: a URL, or a connection, which does not go with `bootstrap_servers`; None: of the Kafka
-        connection.
-
-    Raises InvalidArgument.
+    :param schema_registry: a URL, or a connection (refused with `bootstrap_servers`). None: the registry in the Kafka
+        connection's extra.
     """
     from airflow_lakestream.registry.config import RegistryConfig, is_address
 
     if bootstrap_servers is None:
-        # Any format with a registry, since the values' format is not known yet.
-        found = open_registry({"schema_registry": schema_registry, "format": "avro"}, kafka_conn)
-        return open_kafka(kafka_conn), found.get("schema_registry")
-    given = {"bootstrap.servers": bootstrap_servers}
-    kafka = KafkaConnection(given, f"--bootstrap-servers {bootstrap_servers}")
+        # Avro stands for any format that needs a registry: the values' format is not known yet.
+        registry = open_registry({"schema_registry": schema_registry, "format": "avro"}, kafka_conn)
+        return open_kafka(kafka_conn), registry.get("schema_registry")
+    kafka = KafkaConnection({"bootstrap.servers": bootstrap_servers}, f"--bootstrap-servers {bootstrap_servers}")
     if schema_registry is not None and not is_address(schema_registry):
         problem = f"{schema_registry!r} is not a URL, and --bootstrap-servers goes without Airflow's connections."
         raise InvalidArgument("--schema-registry", problem, "Give its URL, or --kafka-conn.")
@@ -127,40 +123,46 @@ def open_servers(
 
 
 def rounded(rate: float) -> str:
-    """Return a rate with three digits at least, and no exponent."""
+    """Return a rate as text: with three significant digits, from 100 on as a whole number."""
     return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
 
 
-def topic_lines(found: TopicPreview) -> list[str]:
+def topic_lines(previewed: TopicPreview) -> list[str]:
     """Return the known facts about a topic as lines: size, format, and notes."""
-    rate = "" if found.rate is None else f", about {rounded(found.rate)} records a minute by the newest timestamps"
-    lines = [f"{found.topic}: {counted(found.partitions, 'partition')}, {counted(found.offsets, 'offset')}{rate}"]
-    settings = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
+    rate = (
+        "" if previewed.rate is None else f", about {rounded(previewed.rate)} records a minute by the newest timestamps"
+    )
+    lines = [
+        f"{previewed.topic}: {counted(previewed.partitions, 'partition')}, {counted(previewed.offsets, 'offset')}{rate}"
+    ]
+    settings = {
+        name: value for name, value in previewed.decoding.items() if isinstance(value, str) and name != "schema"
+    }
     settings_text = ", ".join(f"{name}={value}" for name, value in settings.items())
-    if found.reason and found.problem is None:
-        lines.append(f"Guessed: {settings_text} ({found.reason})")
+    if previewed.reason and previewed.problem is None:
+        lines.append(f"Guessed: {settings_text} ({previewed.reason})")
     elif settings_text:
         lines.append(f"Decoded by: {settings_text}")
-    return [printable(line) for line in (*lines, *found.notes)]
+    return [printable(line) for line in (*lines, *previewed.notes)]
 
 
-def columns_of(found: TopicPreview) -> list[str]:
-    """Return the columns and the remarks about the columns, a line for each; a single line if they are unknown."""
-    if found.columns is None:
-        return [printable(f"The columns are not known: {found.problem}")]
-    return columns_lines(_heading(found), found.columns, found.remarks)
+def columns_of(previewed: TopicPreview) -> list[str]:
+    """Return a line for each column, and for each remark about the columns; a single line if they are unknown."""
+    if previewed.columns is None:
+        return [printable(f"The columns are not known: {previewed.problem}")]
+    return columns_lines(_heading(previewed), previewed.columns, previewed.remarks)
 
 
-def _heading(found: TopicPreview) -> str:
+def _heading(previewed: TopicPreview) -> str:
     from airflow_lakestream.onramp.preview import ColumnsBy
 
-    records = counted(found.looked_at, "record")
+    records = counted(previewed.looked_at, "record")
     return {
         ColumnsBy.SCHEMA: "Columns of the given schema:",
         ColumnsBy.SQL: "Columns that the statement makes:",
         ColumnsBy.RECORDS: f"Columns guessed from {records}; a first run guesses from its own first batch:",
         ColumnsBy.FORMAT: "Columns of a new table, by the format or by the registry's schema:",
-    }[found.columns_by]
+    }[previewed.columns_by]
 
 
 def columns_lines(heading: str, columns: str, remarks: Sequence[str]) -> list[str]:
@@ -171,54 +173,54 @@ def columns_lines(heading: str, columns: str, remarks: Sequence[str]) -> list[st
     from airflow_lakestream.tables.schema.types import schema_text
 
     schema, times = to_timed_schema(columns)
-    lines = [f"  {schema_text(Schema(one), times)}" for one in schema.fields]
+    lines = [f"  {schema_text(Schema(column), times)}" for column in schema.fields]
     return [heading, *map(printable, [*lines, *(f"Look at {remark}" for remark in remarks)])]
 
 
-def _render(found: TopicPreview) -> str:
+def _render(previewed: TopicPreview) -> str:
     from airflow_lakestream.onramp.preview import excerpt
 
-    lines = [*topic_lines(found), *columns_of(found)]
-    if found.rows:
-        lines.append(f"{counted(len(found.rows), 'row')}:")
-        lines += [f"  {_place(row)}  {_payload(row)}" for row in found.rows]
-    if found.rejected:
-        lines.append(f"{len(found.rejected)} rejected:")
-        lines += [
-            f"  {_at(one)}  {one['stage']}: {excerpt(one['reason'], 200)} (value {_quoted(one['value'])})"
-            for one in found.rejected
-        ]
-    if found.skipped:
-        lines.append(f"{found.skipped} skipped or filtered, by tombstones and sql")
-    if found.undecoded:
-        lines.append(f"{counted(len(found.undecoded), 'record')}, not decoded:")
-        lines += [f"  {_at(one)}  {_quoted(one['value'])}" for one in found.undecoded]
-    if not (found.rows or found.rejected or found.undecoded or found.skipped):
+    lines = [*topic_lines(previewed), *columns_of(previewed)]
+    if previewed.rows:
+        lines.append(f"{counted(len(previewed.rows), 'row')}:")
+        lines += [f"  {_position_of_row(row)}  {_payload(row)}" for row in previewed.rows]
+    if previewed.rejected:
+        lines.append(f"{len(previewed.rejected)} rejected:")
+        for record in previewed.rejected:
+            reason = f"{record['stage']}: {excerpt(record['reason'], 200)}"
+            lines.append(f"  {_position(record)}  {reason} (value {_quoted(record['value'])})")
+    if previewed.skipped:
+        lines.append(f"{previewed.skipped} skipped or filtered, by tombstones and sql")
+    if previewed.undecoded:
+        lines.append(f"{counted(len(previewed.undecoded), 'record')}, not decoded:")
+        lines += [f"  {_position(record)}  {_quoted(record['value'])}" for record in previewed.undecoded]
+    if not (previewed.rows or previewed.rejected or previewed.undecoded or previewed.skipped):
         lines.append("No record there.")
     return "\n".join(lines)
 
 
-def _place(row: Mapping[str, Any]) -> str:
-    named = ("_kafka_partition", "_kafka_offset", "_kafka_timestamp")
-    partition, offset, at = (row.get(name) for name in named)
-    return _at({"partition": partition, "offset": offset, "timestamp": at})
+def _position_of_row(row: Mapping[str, Any]) -> str:
+    return _position({name: row.get(f"_kafka_{name}") for name in ("partition", "offset", "timestamp")})
 
 
-def _at(record: Mapping[str, Any]) -> str:
-    at = record["timestamp"]
-    time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(at, "isoformat") else "no time"
+def _position(record: Mapping[str, Any]) -> str:
+    """Return partition, offset and time of a record as text."""
+    timestamp = record["timestamp"]
+    time = "no time"
+    if hasattr(timestamp, "isoformat"):
+        time = timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return f"[{record['partition']}] {record['offset']}  {time}"
 
 
 def _payload(row: Mapping[str, Any]) -> str:
     from airflow_lakestream.onramp.preview import excerpt
 
-    shown = (f"{k}={excerpt(_shown(v), 60)}" for k, v in row.items() if not k.startswith("_kafka_"))
-    return excerpt(", ".join(shown), 240)
+    texts = (f"{name}={excerpt(_shown(value), 60)}" for name, value in row.items() if not name.startswith("_kafka_"))
+    return excerpt(", ".join(texts), 240)
 
 
 def _shown(value: Any) -> Any:
-    """Return bytes and texts as they are, other values as in JSON, with times in ISO 8601."""
+    """Return bytes and texts unchanged, and any other value as JSON text, with times in ISO 8601."""
     from airflow_lakestream.onramp.preview import json_ready
 
     if isinstance(value, str | bytes):
@@ -233,13 +235,12 @@ def _quoted(value: bytes | None) -> str:
     return "null" if value is None else f"'{excerpt(value, 80)}'"
 
 
-def _places(texts: Sequence[str]) -> dict[int, int]:
-    found = {}
+def offsets_of(option: str, texts: Sequence[str]) -> dict[int, int]:
+    """Return offsets by partition from an option's texts, such as "0:1200". Raises InvalidArgument."""
+    offsets = {}
     for text in texts:
-        match = _PLACE.fullmatch(text.strip())
+        match = _POSITION.fullmatch(text.strip())
         if match is None:
-            raise InvalidArgument(
-                "--from-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
-        found[int(match[1])] = int(match[2])
-    return found
+            raise InvalidArgument(option, f"{text!r} is not a position.", 'Write "0:1200": partition and offset.')
+        offsets[int(match[1])] = int(match[2])
+    return offsets

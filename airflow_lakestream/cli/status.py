@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.streams.status import StreamStatus
 
 DAY_MS = 24 * 3600 * 1000
+# Size of a drawing, in units of its viewBox.
 _WIDTH, _HEIGHT = 720, 90
+# Hours since the begin of the drawn day that have a line and a label.
 _HOURS = range(0, 25, 6)
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --rows: #3b82c4; --bad: #d0533f; --lag: #b07d2b; }
@@ -59,7 +61,7 @@ svg { width: 100%; height: auto; } text { font-size: 11px; fill: currentColor; }
 
 @dataclass(frozen=True)
 class StatusLook:
-    """Streams at a moment, in milliseconds since the epoch."""
+    """Streams at a moment: `at_ms` is milliseconds since the epoch."""
 
     at_ms: int
     streams: Sequence[StreamStatus]
@@ -85,6 +87,7 @@ def page(looks: Sequence[StatusLook]) -> str:
 
 
 def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
+    """Yield the HTML of the table of all streams."""
     heads = ("Topic", "Table", "Consumer group", "Engine", "State", "Lag", "Overdue", "Last landing", "Rejected in all")
     yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for stream in streams:
@@ -106,14 +109,19 @@ def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
 
 
 def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]:
+    """Yield the HTML of a stream: reasons, landings, the lag over time, files and partitions."""
     yield f"<h2>{escape(_heading(stream))}</h2>"
     if stream.reasons:
         yield f"<ul>{''.join(f'<li>{escape(str(reason))}</li>' for reason in stream.reasons)}</ul>"
     yield from _landings(stream.landings, looks[-1].at_ms)
-    line = [(look.at_ms, one.lag) for look in looks for one in look.streams if _heading(one) == _heading(stream)]
-    known = [(at, lag) for at, lag in line if lag is not None]
-    if len(known) > 1:
-        yield from _lag(known)
+    lags = [
+        (look.at_ms, seen.lag)
+        for look in looks
+        for seen in look.streams
+        if seen.lag is not None and _heading(seen) == _heading(stream)
+    ]
+    if len(lags) > 1:
+        yield from _lag(lags)
     if stream.files is not None:
         small, deletes, ago = stream.files_texts(looks[-1].at_ms)
         yield f"<p>Small files: {small}. Delete files: {deletes}. Last compaction: {ago}.</p>"
@@ -122,9 +130,10 @@ def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]
 
 def _landings(landings: Sequence[SnapshotRecord], now_ms: int) -> Iterator[str]:
     """Draw the landings of the last day: a bar for each, as high as the rows, the rejected records on top."""
-    shown = [one for one in landings if now_ms - one.at_ms <= DAY_MS]
-    most = max((one.rows + one.rejected for one in shown), default=0)
-    yield f"<p>Landings of the last 24 hours: {len(shown):,}, {sum(one.rows for one in shown):,} rows.</p>"
+    shown = [landing for landing in landings if now_ms - landing.at_ms <= DAY_MS]
+    # The highest bar.
+    most = max((landing.rows + landing.rejected for landing in shown), default=0)
+    yield f"<p>Landings of the last 24 hours: {len(shown):,}, {sum(landing.rows for landing in shown):,} rows.</p>"
     if not most:
         return
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 16}" role="img" aria-label="landings over time">'
@@ -133,11 +142,13 @@ def _landings(landings: Sequence[SnapshotRecord], now_ms: int) -> Iterator[str]:
         yield f'<line class="axis" x1="{x:g}" x2="{x:g}" y1="0" y2="{_HEIGHT}"/>'
         anchor, label = ("end", "now") if hour == _HOURS[-1] else ("start", f"-{_HOURS[-1] - hour} h")
         yield f'<text x="{x:g}" y="{_HEIGHT + 13}" text-anchor="{anchor}">{label}</text>'
-    for one in shown:
-        x = min(_WIDTH * (1 - (now_ms - one.at_ms) / DAY_MS), _WIDTH - 2)
-        rows, bad = (_HEIGHT * number / most for number in (one.rows, one.rejected))
-        when = time.strftime("%H:%M:%S", time.localtime(one.at_ms / 1000))
-        yield f"<g><title>{when}: {one.rows:,} rows, {one.rejected:,} rejected, snapshot {one.snapshot_id}</title>"
+    for landing in shown:
+        # A bar is two units wide: the newest must not begin at the right edge.
+        x = min(_WIDTH * (1 - (now_ms - landing.at_ms) / DAY_MS), _WIDTH - 2)
+        rows, bad = (_HEIGHT * number / most for number in (landing.rows, landing.rejected))
+        when = time.strftime("%H:%M:%S", time.localtime(landing.at_ms / 1000))
+        numbers = f"{landing.rows:,} rows, {landing.rejected:,} rejected, snapshot {landing.snapshot_id}"
+        yield f"<g><title>{when}: {numbers}</title>"
         yield f'<rect class="rows" x="{x:.1f}" y="{_HEIGHT - rows:.1f}" width="2" height="{rows:.1f}"/>'
         yield f'<rect class="bad" x="{x:.1f}" y="{_HEIGHT - rows - bad:.1f}" width="2" height="{bad:.1f}"/></g>'
     yield "</svg>"
@@ -173,12 +184,15 @@ def _heading(stream: StreamStatus) -> str:
     return f"{stream.topic or '?'} to {where}" + (f" ({stream.consumer_group})" if stream.consumer_group else "")
 
 
-# To the upper left corner; new text is painted over the old, so that nothing flickers.
+# Sequences for a terminal. Text is painted over the last look from the upper left corner, so that it does not flicker.
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\033[H", "\033[K", "\033[J"
 
 
 def painted(text: str, colours: Mapping[str, str]) -> str:
-    """Return a text with coloured words, if stdout is a terminal and NO_COLOR is not set."""
+    """Return a text with coloured words, or unchanged if stdout is no terminal or NO_COLOR is set.
+
+    :param colours: the colour of each word.
+    """
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     words = re.compile(r"\b(" + "|".join(map(re.escape, colours)) + r")\b")
@@ -207,10 +221,9 @@ _COLUMNS = (
     "delete files",
     "compacted",
 )
-# Landings whose rows are shown, the newest first.
-_SHOWN = 3
-# For a page that is written repeatedly: a day with one look a minute.
-_LOOKS = 1440
+_SHOWN_LANDINGS = 3  # number of newest landings whose rows the table has
+# Most looks in the timelines of the page: a day of looks each minute.
+_MOST_LOOKS = 1440
 _COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow"}
 _COLOURS |= dict.fromkeys(("stalled", "failing", "could not look"), "red")
 
@@ -259,46 +272,46 @@ def status(
     if written:
         search = replace(search, landings_ms=written.landings_ms)
     if not watch:
-        found = _look(search, age)
+        streams = _look(search, age)
         if written:
-            written.add(found)
-        typer.echo(json.dumps(_json(found), indent=2) if as_json else painted(render(found, group), _COLOURS))
-        return _verdict(found, group)
+            written.add(streams)
+        typer.echo(json.dumps(_json(streams), indent=2) if as_json else painted(render(streams, group), _COLOURS))
+        return _verdict(streams, group)
     code = 0
     try:
         while True:
-            found = _look(search, age)
-            # Set before the look is printed: a user who sees a look and interrupts gets its code.
-            code = _verdict(found, group)
+            streams = _look(search, age)
+            # Set before the look is printed: Ctrl-C after a look exits with the code of this look.
+            code = _verdict(streams, group)
             if written:
-                written.add(found)
+                written.add(streams)
             if as_json:
-                typer.echo(json.dumps(_json(found)))
+                typer.echo(json.dumps(_json(streams)))
             else:
                 at = time.strftime("%H:%M:%S")
-                paint_over(painted(f"{render(found, group)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS))
+                paint_over(
+                    painted(f"{render(streams, group)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS)
+                )
             time.sleep(pause)  # the pause of --watch
     except KeyboardInterrupt:
         return code
 
 
 class _PageFile:
-    """The file of `--html`, replaced at each look."""
+    """The file of `--html`, replaced after each look."""
 
     def __init__(self, file: Path) -> None:
-
         if not file.parent.is_dir():
             raise InvalidArgument("--html", f"there is no folder {file.parent}.", "Create it, or name another file.")
         self.landings_ms = DAY_MS
         self._file = file
-        self._looks: deque[StatusLook] = deque(maxlen=_LOOKS)
+        self._looks: deque[StatusLook] = deque(maxlen=_MOST_LOOKS)
 
     def add(self, streams: Sequence[StreamStatus]) -> None:
-
         self._looks.append(StatusLook(int(time.time() * 1000), streams))
-        # A reader of the page never sees half of it.
+        # A part is renamed when it is complete: no browser reads half a page.
         part = self._file.with_name(f"{self._file.name}.part")
-        # Create a new file: an existing one may be a link that another user has put there.
+        # An existing part may be a link of another user to a file of ours: a new file is created.
         part.unlink(missing_ok=True)
         with part.open("x", encoding="utf-8") as file:
             file.write(page(self._looks))
@@ -307,7 +320,7 @@ class _PageFile:
 
 @dataclass
 class _ConnectionLakes:
-    """Implementation of the port of `watching.streams.looking` by connections, each opened at its first use."""
+    """`watching.streams.looking.LakeConnections` by Airflow connections, each opened at its first use."""
 
     iceberg_conn: str
     storage_conn: str | None
@@ -336,7 +349,6 @@ class _ConnectionLakes:
         return open_store_properties(self.storage_conn)
 
 
-# The objects to look at: the tables, namespaces and checkpoints of the options. Raises InvalidArgument without any.
 def _search(
     tables: list[str],
     namespaces: list[str],
@@ -345,6 +357,7 @@ def _search(
     kafka_conn: str,
     lakes: _ConnectionLakes,
 ) -> StreamSearch:
+    """Return the search by the options. Raises InvalidArgument without a table, a namespace and a checkpoint."""
     from airflow_lakestream.kafka.watch import KafkaWatch
     from airflow_lakestream.watching.streams.looking import StreamSearch
 
@@ -366,14 +379,14 @@ def _look(search: StreamSearch, max_age: float) -> list[StreamStatus]:
         return search.streams(int(time.time() * 1000), max_age)
 
 
-# The exit code: 2 if a stream could not be looked at, 1 if a stream is not healthy, else 0.
-def _verdict(found: list[StreamStatus], group: str | None) -> int:
+def _verdict(streams: list[StreamStatus], group: str | None) -> int:
+    """Return the exit code: 2 if a look at a stream failed, 1 if a stream is not healthy, otherwise 0."""
     from airflow_lakestream.watching.streams.status import HEALTHY, StreamState
 
-    if any(stream.state is StreamState.UNSEEN for stream in found) or (group is not None and not found):
-        # A monitor that asks for a missing group must not get the code for "all is well".
+    if any(stream.state is StreamState.UNSEEN for stream in streams) or (group is not None and not streams):
+        # A monitor of a group without streams must not get the code for "all is well".
         return 2
-    return 0 if all(stream.state in HEALTHY for stream in found) else 1
+    return 0 if all(stream.state in HEALTHY for stream in streams) else 1
 
 
 def _json(streams: list[StreamStatus]) -> dict[str, Any]:
@@ -381,7 +394,7 @@ def _json(streams: list[StreamStatus]) -> dict[str, Any]:
 
 
 def render(streams: list[StreamStatus], group: str | None = None) -> str:
-    """Return streams as text: a table, and below the table the reasons for states.
+    """Return streams as text: a table, and below the table the reasons for the states.
 
     :param group: the consumer group of `--group`, or None; the text names it if no stream was found.
     """
@@ -397,7 +410,7 @@ def render(streams: list[StreamStatus], group: str | None = None) -> str:
 def _row(stream: StreamStatus) -> tuple[str, ...]:
     from airflow_lakestream.watching.causes import span
 
-    rows = " + ".join(f"{one.rows:,}" for one in stream.landings[:_SHOWN])
+    rows = " + ".join(f"{landing.rows:,}" for landing in stream.landings[:_SHOWN_LANDINGS])
     return (
         _name(stream),
         str(stream.engine or "-"),
@@ -414,15 +427,15 @@ def _row(stream: StreamStatus) -> tuple[str, ...]:
 def _reasons(streams: list[StreamStatus]) -> Iterator[str]:
     from airflow_lakestream.watching.streams.status import StreamState
 
-    # If Kafka does not answer, many streams have the same reason: it is printed once.
-    alike: dict[tuple[StreamState, tuple[StreamReason, ...]], list[str]] = {}
+    # If Kafka does not answer, many streams have the same reasons: they are printed once.
+    names_by_reasons: dict[tuple[StreamState, tuple[StreamReason, ...]], list[str]] = {}
     for stream in streams:
         if stream.reasons:
-            alike.setdefault((stream.state, stream.reasons), []).append(_name(stream))
-    for (state, reasons), names in alike.items():
+            names_by_reasons.setdefault((stream.state, stream.reasons), []).append(_name(stream))
+    for (state, reasons), names in names_by_reasons.items():
         state_text = "" if state is StreamState.UNSEEN else f" is {state}"
         yield "\n" + "\n".join(f"{name}{state_text}" for name in names)
-        # An error of several lines stays below its stream.
+        # Further lines of an error are indented below its first line.
         yield from (f"  {reason}".replace("\n", "\n    ") for reason in reasons)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +27,7 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
+from airflow_lakestream.cli.preview import offsets_of
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
@@ -61,8 +61,7 @@ def audit(
     ] = None,
     tombstones: Annotated[str | None, option_of("tombstones", "with --repair: ")] = None,
     landing: Annotated[
-        str | None,
-        typer.Option(help="of a table by key or a fan-out: more arguments of its landing, as JSON"),
+        str | None, typer.Option(help="of a table by key or a fan-out: more arguments of its landing, as JSON")
     ] = None,
     on_data_loss: Annotated[str | None, option_of("on_data_loss", "with --repair: ")] = None,
     as_json: Json = False,
@@ -91,8 +90,9 @@ def audit(
         if repair:
             check_repair(opened, table, "--repair")
         group = group_of(opened, table, group)
+        # A repair and a comparison with the database need each row.
         full |= repair or against_database is not None
-        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full)
+        table_audit = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full)
         decodes = not repair and takes_landing(opened, table)
         if (options or arguments) and not (repair or decodes):
             name = next(iter(options), "landing").replace("_", "-")
@@ -100,7 +100,7 @@ def audit(
             raise InvalidArgument(f"--{name}", problem)
         if against_database is not None and not decodes:
             raise InvalidArgument("--against-database", f"{table} is not a mirror of a database's table.")
-        work: Any = _with_kafka(look, kafka_conn)
+        work: Any = _with_kafka(table_audit, kafka_conn)
         if decodes:
             registry = open_registry(decoding, kafka_conn) if full else {}
             work = audit_of(work, opened, {**arguments, **options, **registry}, _address_of(against_database))
@@ -108,10 +108,10 @@ def audit(
             options |= open_registry(decoding, kafka_conn)
             work = repair_of(work, opened, options, None if landing is None else arguments)
         result: AuditResult = work.run(opened)
-        may_repair = bool(result.damages) and not (repair or as_json or against_database)
-        hints = may_repair and can_repair(opened, table)
+        has_damage = bool(result.damages) and not (repair or as_json or against_database)
+        can_be_repaired = has_damage and can_repair(opened, table)
     report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
-    if hints and (result.by_key or not decodes):
+    if can_be_repaired and (result.by_key or not decodes):
         report_text(
             f"to repair: lakestream audit --repair --table {table} --group {group} --dag ID, or --pipeline FILE"
         )
@@ -121,9 +121,10 @@ def audit(
 def _home_of(
     table: str, topic: str | None, group: str | None, landing: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the home of a fan-out, and its landing with the template of its tables; or the table of a topic.
+    """Return a pair for a template of tables: the table to audit, and the arguments of its landing.
 
-    Raises InvalidArgument if the topic or the group is missing.
+    For a fan-out by records the table is the home, whose ledger all tables share, and the arguments have the template.
+    Otherwise it is the table of the topic. Raises InvalidArgument if the topic or the group is missing.
     """
     from airflow_lakestream.core.routing import TableTemplate
 
@@ -133,10 +134,10 @@ def _home_of(
     template = TableTemplate.parse(table).of_topic(topic)
     if not template.by_record:
         return template.text, landing
-    given = {name: value for name, value in landing.items() if name != "home_table"}
+    other_arguments = {name: value for name, value in landing.items() if name != "home_table"}
     home = landing.get("home_table")
     home = template.home(topic, group) if home is None else TableTemplate.parse(home).of_topic(topic).text
-    return home, {**given, "table": table}
+    return home, {**other_arguments, "table": table}
 
 
 def _address_of(conn_id: str | None) -> DatabaseAddress | None:
@@ -149,11 +150,12 @@ def _address_of(conn_id: str | None) -> DatabaseAddress | None:
         return source_address(conn_id)
 
 
-def _with_kafka(look: Audit, conn_id: str) -> Audit:
-    if not look.full:
-        return look
+def _with_kafka(table_audit: Audit, conn_id: str) -> Audit:
+    """Return an audit with the connection to Kafka, which only a full audit needs."""
+    if not table_audit.full:
+        return table_audit
     kafka = open_kafka(conn_id)
-    return replace(look, kafka=kafka.configuration, where=kafka.where)
+    return replace(table_audit, kafka=kafka.configuration, where=kafka.where)
 
 
 rejects_app = typer.Typer(
@@ -186,28 +188,28 @@ def show(
         chosen = RejectSelection(stage, reason)
         books = open_rejected(open_lake(table, iceberg_conn, storage_conn), table, group)
         groups = books.groups if group is None else (group,)
-        parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
-        found = by_reason(map(chosen.select, parts), limit)
-        total = sum(one.count for one in found)
+        parts = (part for ledger_group in groups for part in books.counting(ledger_group, columns=COLUMNS))
+        bad_by_reason = by_reason(map(chosen.select, parts), limit)
+        total = sum(bad.count for bad in bad_by_reason)
     if as_json:
         reasons = [
             {
-                "consumer_group": one.consumer_group,
-                "stage": one.stage,
-                "reason": one.kind,
-                "records": one.count,
-                "examples": [example.to_dict() for example in one.examples],
+                "consumer_group": bad.consumer_group,
+                "stage": bad.stage,
+                "reason": bad.kind,
+                "records": bad.count,
+                "examples": [example.to_dict() for example in bad.examples],
             }
-            for one in found
+            for bad in bad_by_reason
         ]
         report_text(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
         return
     report_text(f"{table}: {total:,} rejected records")
-    for one in found:
-        report_text(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
-        for example in one.examples:
+    for bad in bad_by_reason:
+        report_text(printable(f"  {bad.count:,} of group {bad.consumer_group}, stage {bad.stage}: {bad.kind}"))
+        for example in bad.examples:
             report_text(f"    {example.text}")
-    if found:
+    if bad_by_reason:
         report_text(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
 
 
@@ -258,7 +260,6 @@ mirror_app = typer.Typer(help="Work on mirrors of a database's tables.", no_args
 
 # Formats whose records may be Debezium's events.
 _FORMATS = "json, json_schema or avro"
-_OFFSET = re.compile(r"(\d+):(\d+)")
 
 
 @mirror_app.command()
@@ -271,8 +272,7 @@ def resnapshot(
         bool, typer.Option("--no-signal", help="use the last snapshot of the whole table in the topic")
     ] = False,
     since_offset: Annotated[
-        list[str] | None,
-        typer.Option(help="with --no-signal: look from partition:offset on; repeatable"),
+        list[str] | None, typer.Option(help="with --no-signal: look from partition:offset on; repeatable")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="the app's checkpoint_location: refuse while it runs")] = None,
     start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
@@ -303,7 +303,7 @@ def resnapshot(
     with output_to_stderr():
         from airflow_lakestream.run.resnapshot import MirrorResnapshot
 
-        since = _offsets(since_offset or ())
+        since = offsets_of("--since-offset", since_offset or ())
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
         named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
@@ -402,33 +402,18 @@ def _landing(text: str | None) -> dict[str, Any]:
     from airflow_lakestream.config.arguments import json_object
     from airflow_lakestream.config.mirror import MirrorConfig
 
-    given = json_object("--landing", text)
+    arguments = json_object("--landing", text)
     known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
-    if unknown := sorted(given.keys() - known):
+    if unknown := sorted(arguments.keys() - known):
         raise InvalidArgument(
             "--landing", f"a mirror has no argument {', '.join(unknown)}, or it is the command's own."
         )
-    # The mirror itself knows whether deleted rows stay.
-    return {name: value for name, value in given.items() if name != "soft_delete"}
-
-
-def _offsets(texts: Sequence[str]) -> dict[int, int]:
-    found = {}
-    for text in texts:
-        match = _OFFSET.fullmatch(text.strip())
-        if match is None:
-            raise InvalidArgument(
-                "--since-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
-        found[int(match[1])] = int(match[2])
-    return found
+    # Whether deleted rows stay is a setting of the mirror's table.
+    return {name: value for name, value in arguments.items() if name != "soft_delete"}
 
 
 def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:
-    """Refuse to go on while an app holds the lease of a checkpoint. Raises InvalidArgument.
-
-    :param checkpoint: None: there is nothing to check.
-    """
+    """Raise InvalidArgument if an app holds the lease of a checkpoint; for None there is nothing to check."""
     if checkpoint is None:
         return
     from airflow_lakestream.driver.lease import read_lease

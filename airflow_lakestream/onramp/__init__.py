@@ -1,4 +1,4 @@
-"""First questions of a newcomer: the content of a topic, a DAG for the topic, the missing parts of a setup.
+"""Answers for a newcomer: the content of a topic, a DAG for the topic, the missing parts of a setup.
 
-Nothing in here changes a topic, a group or a table; the doctor's scratch files are removed again. Imports no Airflow.
+Nothing here changes a topic, a group or a table; the doctor removes its scratch files again. Imports no Airflow.
 """

@@ -1,4 +1,4 @@
-"""Output of `lakestream init`: the DAG file, with likely times as times, and the connections as lines of a shell."""
+"""Output of `lakestream init`: the text of a DAG file, and shell lines with the connections that it needs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class DagEngine(StrEnum):
     MIRROR = "mirror"
 
 
+# The default schedule of each engine.
 SCHEDULES = {
     DagEngine.EXTRACT: "*/5 * * * *",
     DagEngine.GROUP: "*/15 * * * *",
@@ -65,15 +66,16 @@ _IMPORTS = {
 class DagFile:
     """A DAG to write; `text` is the content of the file.
 
-    :param schedule: cron or a preset; None for the engine's usual schedule.
+    :param group: the consumer group.
+    :param schedule: a cron expression or a preset; None: the engine's default.
     :param decoding: arguments about the decoding of records, as text.
-    :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
-    :param columns_by: the source of the columns, in words, for a comment.
+    :param columns: the payload's columns as DDL; None: the first run or the registry has them.
+    :param columns_by: the source of the columns, in words for a comment.
     :param column_notes: remarks about the columns, for comments.
-    :param key: the columns of a mirror's key; empty for other engines.
-    :param connections: by argument, such as `kafka_conn_id`, the connections that differ from the default.
+    :param key: the columns of a mirror's key; empty for any other engine.
+    :param connections: by argument, such as `kafka_conn_id`, a connection that is not the default.
 
-    Raises InvalidArgument for an invalid schedule, and for columns that Airflow would render as a template.
+    Raises InvalidArgument for an invalid schedule, and for columns with a part that Airflow would render as a template.
     """
 
     topic: str
@@ -91,7 +93,7 @@ class DagFile:
 
     def __post_init__(self) -> None:
         if self.columns is not None and _JINJA.search(self.columns):
-            # Airflow would render a field's name of the topic, so a producer could read a variable.
+            # A producer chooses the names of fields. Airflow would render such a name, maybe with a secret variable.
             problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
             raise InvalidArgument("--schema", problem, "Give the columns without it.")
         if self.schedule is not None and (wrong := schedule_problem(self.schedule)) is not None:
@@ -108,7 +110,7 @@ class DagFile:
         notes = "".join(f"{line}\n" for line in note_lines(self.column_notes))
         schema = "" if self.columns is None else _schema(self.columns, self.columns_by, notes)
         sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
-        what = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
+        verb = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
         checkpoint = _CHECKPOINT if self.engine is DagEngine.SPARK else ""
         bodies = {
             DagEngine.EXTRACT: self._extract,
@@ -118,7 +120,7 @@ class DagFile:
         }
         return "".join(
             [
-                f'"""{what} the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
+                f'"""{verb} the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
                 "from __future__ import annotations\n\n",
                 "from datetime import timedelta\n\nimport pendulum\nfrom airflow.sdk import DAG, Asset\n",
                 f"{_TIMETABLE}\n" if self._has_intervals else "\n",
@@ -145,31 +147,31 @@ class DagFile:
         return f'CronDataIntervalTimetable({schedule}, timezone="UTC")' if self._has_intervals else schedule
 
     @property
-    def _asset(self) -> str:
-        """The Python of the table's asset, with the URI of `operators.base.table_asset`."""
+    def _outlets(self) -> str:
+        """Python code for a list with the table's asset, with the URI of `operators.base.table_asset`."""
         return f"[Asset(name={_literal(self.table)}, uri={_literal(self.lake.uri(self.table))})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
-        """Return the landing's arguments as (name, Python code, comment or empty text).
+        """Return the landing's arguments as triples: name, Python code, and comment, which may be empty.
 
-        :param indent: spaces in front of the lines.
+        :param indent: number of spaces in front of the lines.
         """
-        name_of_group = "The name of the ledger in the table: another name begins a new ledger."
-        found = [
+        about_group = "The name of the ledger in the table: another name begins a new ledger."
+        arguments = [
             ("topic", _literal(self.topic), ""),
             ("table", _literal(self.table), "Created by the first run if it is missing."),
-            ("consumer_group", _literal(self.group), name_of_group),
+            ("consumer_group", _literal(self.group), about_group),
         ]
         if self.lake is not DEFAULT:
-            found.append(("table_format", _literal(str(self.lake.format)), ""))
+            arguments.append(("table_format", _literal(str(self.lake.format)), ""))
         for name, value in self.decoding.items():
             if name != "schema":
-                found.append((name, "SQL" if name == "sql" else _python(value, indent), ""))
+                arguments.append((name, "SQL" if name == "sql" else _python(value, indent), ""))
         if self.columns is not None:
-            found.append(("schema", "SCHEMA", ""))
+            arguments.append(("schema", "SCHEMA", ""))
         if self.key:
-            found.append(("key", _python(self.key, indent), "The primary key: the columns of the records' keys."))
-        return found
+            arguments.append(("key", _python(self.key, indent), "The primary key: the columns of the records' keys."))
+        return arguments
 
     def _extract(self) -> str:
         arguments = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *self._end()]
@@ -186,28 +188,29 @@ class DagFile:
 
     def _spark(self) -> str:
         app = self.lake.apps[0]
-        landing = [one for one in self._arguments(12) if one[0] != "table_format"]
+        # The app itself determines the table format.
+        landing = [argument for argument in self._arguments(12) if argument[0] != "table_format"]
         settings = "".join(_lines(f'"{name}": ', python, comment, 12) for name, python, comment in landing)
-        own = [
+        operator_arguments = [
             ("trigger", '"10 seconds"', "A batch, and a commit, each ten seconds."),
             ("checkpoint_location", "CHECKPOINT", ""),
             *self._connections(),
-            ("outlets", self._asset, _WHO_WAITS),
+            ("outlets", self._outlets, _ABOUT_OUTLETS),
             ("deferrable", "True", "The triggerer watches the stream: it takes no worker slot."),
             ("retries", "10", ""),
             ("retry_delay", "timedelta(seconds=30)", ""),
         ]
         head = f'        task_id="stream",\n        app="{app}",\n        app_config={{\n{settings}        }},\n'
-        return f"    SparkStreamingSubmitOperator(\n{head}{_keywords(own, 8)}    )\n"
+        return f"    SparkStreamingSubmitOperator(\n{head}{_keywords(operator_arguments, 8)}    )\n"
 
     def _end(self) -> list[tuple[str, str, str]]:
-        return [("outlets", self._asset, _WHO_WAITS), *_RETRIES]
+        return [("outlets", self._outlets, _ABOUT_OUTLETS), *_RETRIES]
 
     def _connections(self) -> list[tuple[str, str, str]]:
         return [(name, _literal(value), "") for name, value in self.connections.items()]
 
 
-_WHO_WAITS = "DAGs that are scheduled on this asset run when the table has new rows."
+_ABOUT_OUTLETS = "DAGs that are scheduled on this asset run when the table has new rows."
 _RETRIES = [
     ("retries", "3", "A run that failed lands nothing twice: it begins where the table ends."),
     ("retry_delay", "timedelta(minutes=1)", ""),
@@ -229,7 +232,7 @@ def default_table(topic: str) -> str:
 
 
 def note_lines(notes: Sequence[str]) -> list[str]:
-    """Return notes as lines of comments of a file."""
+    """Return notes as comment lines of a file."""
     return [
         f"# {line}"
         for note in notes
@@ -240,11 +243,11 @@ def note_lines(notes: Sequence[str]) -> list[str]:
 def column_texts(columns: str) -> list[str]:
     """Return each column of a schema as DDL."""
     schema, times = to_timed_schema(columns)
-    return [schema_text(Schema(one), times) for one in schema.fields]
+    return [schema_text(Schema(column), times) for column in schema.fields]
 
 
 def _schema(columns: str, source: str, notes: str) -> str:
-    lines = ",\n".join(f"    {_in_triple_quotes(one)}" for one in column_texts(columns))
+    lines = ",\n".join(f"    {_in_triple_quotes(column)}" for column in column_texts(columns))
     comment = f"# The columns of the table, by {source}: correct names and types before the first run makes it.\n"
     return f'\n{comment}{notes}SCHEMA = """\n{lines}\n"""\n'
 
@@ -268,40 +271,42 @@ def _lines(name: str, python: str, comment: str, indent: int) -> str:
 
 
 def _python(value: Any, indent: int) -> str:
+    """Return a value as Python code; a list has a line for each item, 4 spaces behind `indent`."""
     if not isinstance(value, list | tuple):
         return _literal(str(value))
     # One item to a line, as a formatter leaves it.
     space = " " * indent
-    return "[\n" + "".join(f"{space}    {_literal(str(one))},\n" for one in value) + f"{space}]"
+    return "[\n" + "".join(f"{space}    {_literal(str(item))},\n" for item in value) + f"{space}]"
 
 
 def _literal(text: str) -> str:
     """Return a text as Python code, in the quotes that formatters choose: double, if that needs no more escapes."""
-    found = repr(text)
-    if found.startswith("'") and text.count('"') <= text.count("'"):
-        inner = found[1:-1].replace("\\'", "'").replace('"', '\\"')
+    quoted = repr(text)
+    if quoted.startswith("'") and text.count('"') <= text.count("'"):
+        inner = quoted[1:-1].replace("\\'", "'").replace('"', '\\"')
         return f'"{inner}"'
-    return found
+    return quoted
 
 
-_WHERE = "the file's schema"
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_OF_TIMES = frozenset(
+_SCHEMA_PLACE = "the file's schema"  # place of a schema, in words for remarks
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # the words of a name such as shippedAt or ts_ms
+# Words in names of times.
+_TIME_WORDS = frozenset(
     {"at", "created", "date", "datetime", "deleted", "epoch", "modified", "time", "timestamp", "ts", "updated", "when"}
 )
-# As in time_zone_id or timestampCount.
-_OF_OTHERS = frozenset({"code", "count", "duration", "id", "key", "number", "phone", "zone"})
+# Words in names of other columns, even next to a word of times: time_zone_id, timestampCount.
+_OTHER_WORDS = frozenset({"code", "count", "duration", "id", "key", "number", "phone", "zone"})
 
 
 def with_likely_times(columns: str, kinds: Kinds) -> tuple[str, Sequence[str]]:
-    """Return the DDL of guessed columns with likely times as times, and notes about columns for a comment.
+    """Return a pair: the DDL of guessed columns with likely times as times, and notes about the columns.
 
-    A column of numbers becomes a time if all its values are likely times of one unit, and its name is a time's. A
-    range of numbers alone is not enough: phone numbers of ten digits look like seconds, and some ids like nanoseconds.
-    A wrong guess would land them as strange times, so that these columns only get a note.
+    A column of numbers becomes a time if all values are likely times in one unit, and the name is that of a time. The
+    values alone are not enough: phone numbers of ten digits look like seconds, and some ids like nanoseconds. A column
+    with another name only gets a note.
 
     :param columns: the columns as DDL.
-    :param kinds: the kinds of values in the columns.
+    :param kinds: by column, the kinds of its values.
     """
     schema, times, notes = to_schema(columns), dict[Path, TimeSource](), list[str]()
     for name, kind_counts in kinds.items():
@@ -312,17 +317,18 @@ def with_likely_times(columns: str, kinds: Kinds) -> tuple[str, Sequence[str]]:
         times[path] = TimeSource(unit)
         seen = "; ".join(map(str, kind_counts))
         notes.append(f"{name}: {seen}. They land as times; {type_text(kind)} as its type lands the numbers.")
-    made = Schema(*(_retyped(field, (field.name,), times) for field in schema.fields))
-    return schema_text(made, times), [*notes, *remarks(made, kinds, times, _WHERE)]
+    timed_schema = Schema(*(_retyped(field, (field.name,), times) for field in schema.fields))
+    return schema_text(timed_schema, times), [*notes, *remarks(timed_schema, kinds, times, _SCHEMA_PLACE)]
 
 
 def is_of_a_time(name: str) -> bool:
     """Return whether a column's name has a word for times, such as `shippedAt`, `ts_ms` or `event.time`."""
     words = {word.lower() for word in _WORDS.findall(name.rpartition(".")[2])}
-    return bool(words & _OF_TIMES) and not words & _OF_OTHERS
+    return bool(words & _TIME_WORDS) and not words & _OTHER_WORDS
 
 
 def _type_at(kind: iceberg.IcebergType, path: Path) -> iceberg.IcebergType | None:
+    """Return the type at a path within a type, or None if there is no such path."""
     if not path:
         return kind
     if isinstance(kind, iceberg.ListType):
@@ -332,11 +338,13 @@ def _type_at(kind: iceberg.IcebergType, path: Path) -> iceberg.IcebergType | Non
 
 
 def _retyped(field: iceberg.NestedField, path: Path, times: Mapping[Path, TimeSource]) -> iceberg.NestedField:
+    """Return a field with timestamps at the paths of `times`; `path` is the field's own."""
     kind = _timed(field.field_type, path, times)
     return iceberg.NestedField(field.field_id, field.name, kind, required=field.required, doc=field.doc)
 
 
 def _timed(kind: iceberg.IcebergType, path: Path, times: Mapping[Path, TimeSource]) -> iceberg.IcebergType:
+    """Return a type with timestamps at the paths of `times`; `path` is the type's own."""
     if path in times:
         return iceberg.TimestamptzType()
     if isinstance(kind, iceberg.StructType):
@@ -347,15 +355,15 @@ def _timed(kind: iceberg.IcebergType, path: Path, times: Mapping[Path, TimeSourc
     return kind
 
 
-# Secrets whose names end otherwise.
+# Names of secrets that `is_secret_name` does not know.
 _KEYS = re.compile(r"(?:\.pem|access-key-id|access_key_id)$", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
 
 
 def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
-    """Return a shell's line `export AIRFLOW_CONN_...`, with the connection as JSON and placeholders for secrets.
+    """Return the shell line `export AIRFLOW_CONN_...` with a connection as JSON, and placeholders for secrets.
 
-    :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
+    :param fields: the connection's fields, such as conn_type and host; `extra` is a mapping.
     """
     text = json.dumps({name: value for name, value in masked(fields).items() if value})
     return f"export AIRFLOW_CONN_{conn_id.upper()}={shlex.quote(text)}"
@@ -381,7 +389,7 @@ def _masked(name: str, value: Any) -> Any:
 def secret_values(*settings: Mapping[str, Any] | None) -> list[str]:
     """Return the secrets in settings, the longest first, to hide in texts.
 
-    A secret with colons counts as a whole and in parts. None among the settings is skipped.
+    For a secret such as "user:password" its parts are returned, too. Settings that are None are skipped.
     """
     return sorted(set(_secrets(settings)), key=len, reverse=True)
 
@@ -397,13 +405,14 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def _secrets(settings: Iterable[Mapping[str, Any] | None]) -> Iterable[str]:
-    for one in settings:
-        for name, value in (one or {}).items():
+    for mapping in settings:
+        for name, value in (mapping or {}).items():
             if isinstance(value, Mapping):
                 yield from _secrets([value])
             elif isinstance(value, str) and value and (is_secret_name(str(name)) or _KEYS.search(str(name))):
                 yield value
-                # Such as "user:password".
                 yield from (part for part in value.split(":") if len(part) >= 4)
             elif isinstance(value, str) and url_holds_secret(value):
-                yield from (part for found in _USER_INFO.findall(value) for part in found.split(":")[1:] if part)
+                for user_info in _USER_INFO.findall(value):
+                    # The user's name is no secret.
+                    yield from (part for part in user_info.split(":")[1:] if part)

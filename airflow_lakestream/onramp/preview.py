@@ -1,8 +1,9 @@
-"""Records of a topic, decoded as by a landing, and the columns of a new table, without any write."""
+"""Preview of a topic: records decoded as by a landing, and the columns of a new table. Nothing is written."""
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -53,19 +54,17 @@ def json_ready(value: Any) -> Any:
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float):
-        # JSON can't express these.
-        return value if value == value and abs(value) != float("inf") else str(value)
+        return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, str | int):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-# A landing needs a table and a group; a preview has neither.
-_NOWHERE = {"table": "no.table", "consumer_group": "lakestream-preview"}
-# Records read in addition to the shown records, of all partitions together: the columns come from them.
-_LOOKED_AT = 500
-_LEAST_OF_EACH = 5
-_TRIES = 3
+# Arguments that a landing needs, and a preview does not use.
+_UNUSED_ARGUMENTS = {"table": "no.table", "consumer_group": "lakestream-preview"}
+_LOOKED_AT = 500  # number of records from which the columns are made, of all partitions together
+_LEAST_OF_EACH = 5  # least number of these records at each end of a partition
+_ATTEMPTS = 3  # number of attempts while retention removes the records that are read
 
 
 class ColumnsBy(StrEnum):
@@ -82,20 +81,21 @@ class ColumnsBy(StrEnum):
 class TopicPreview:
     """Known facts about a topic, with decoded records.
 
-    :param offsets: the number of the topic's offsets: records, or holes.
+    :param partitions: number of the topic's partitions.
+    :param offsets: number of the topic's offsets, of records and of holes.
     :param rate: records a minute by the newest timestamps, or None if unknown.
-    :param decoding: arguments of a landing by which the records were decoded, including the guess.
+    :param decoding: arguments of a landing by which the records were decoded, the guessed ones included.
     :param reason: reason for the guess of the format; empty if the format was given.
     :param columns: the payload's columns as DDL, or None if unknown.
     :param columns_by: source of the columns.
     :param looked_at: number of records that were read.
-    :param key: the columns of the records' keys, if they are the same in all keys; otherwise empty.
+    :param key: the columns of the records' keys; empty unless all keys have the same columns.
     :param kinds: by column, the kinds of values in JSON documents or in fields of CSV.
-    :param problem: the reason why records were not decoded; None if they were decoded.
-    :param rows: the selected records as rows of a landing, each with the metadata columns.
-    :param rejected: selected records that fit no row, each with stage and reason.
-    :param undecoded: the selected records, if none was decoded.
-    :param skipped: number of selected records without a row, by tombstones or sql.
+    :param problem: the reason why no record was decoded; None if the records were decoded.
+    :param rows: the selected records as rows of a landing, with the metadata columns.
+    :param rejected: the selected records that become no row, each with stage and reason.
+    :param undecoded: the selected records, if no record was decoded.
+    :param skipped: number of selected records that `tombstones` or `sql` leaves out.
     :param notes: remarks about the records, for a person.
     """
 
@@ -125,7 +125,7 @@ class TopicPreview:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Remarks about the columns for a person, before a table is made with these columns; see `kinds.remarks`."""
+        """Remarks about the columns, for a person who makes a table with them; see `kinds.remarks`."""
         if self.columns is None:
             return []
         given = self.decoding.get("schema")
@@ -145,7 +145,7 @@ class TopicPreview:
             "columns": self.columns,
             "columns_by": str(self.columns_by),
             "records_looked_at": self.looked_at,
-            "kinds": {name: [one.to_dict() for one in kind_counts] for name, kind_counts in self.kinds.items()},
+            "kinds": {name: [kind.to_dict() for kind in kind_counts] for name, kind_counts in self.kinds.items()},
             "remarks": self.remarks,
             "problem": self.problem,
             "rows": [json_ready(row) for row in self.rows],
@@ -158,10 +158,10 @@ class TopicPreview:
 
 @dataclass(frozen=True)
 class RecordSelection:
-    """Selection of the shown records.
+    """Selection of the records to show: the newest `count` records of the topic.
 
-    The newest `count` of the topic; or the oldest `count` from `offsets` (by partition) on, or from a time on. At most
-    one of `offsets` and `since_ms` is set.
+    With `offsets` (by partition), the oldest `count` records from these offsets on. With `since_ms`, in milliseconds
+    since the epoch, the oldest `count` records from this time on. At most one of both is set.
     """
 
     count: int = 10
@@ -180,13 +180,13 @@ def preview(
 
     :param decoding: arguments of `config.decoding` that the user gave; a missing format is guessed.
     :param wanted: the records to show; the columns come from more records.
-    :param registry: used for the guess of a format, and for formats that need a registry.
-    :param tombstones: see the operators' argument.
+    :param registry: used to guess the format, and to decode formats that need a registry.
+    :param tombstones: the operators' argument.
 
-    Raises the errors of the connection, the registry and wrong arguments. If the records can't be decoded, the result
-    has the problem.
+    Raises the errors of the connection, of the registry and of wrong arguments. If the records can't be decoded, the
+    preview has the problem.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(_ATTEMPTS - 1):
         with suppress(OffsetsGone):
             # Retention may remove the first records while they are read.
             return _preview(topic, decoding, wanted, registry, tombstones)
@@ -200,9 +200,9 @@ def _preview(
     registry: RegistryConfig | None,
     tombstones: str,
 ) -> TopicPreview:
-    """Return the result of `preview` by one attempt; raises also OffsetsGone if retention removes records meanwhile."""
+    """Return the preview by one attempt. Raises also OffsetsGone if retention removes records meanwhile."""
     state = topic.look()
-    # Records are read from both ends of each partition: the columns may have changed since the first.
+    # Records are read from both ends of each partition, since their columns may have changed.
     each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
     first, last = topic.first(state, each), topic.last(state, max(each, wanted.count))
     if wanted.offsets:
@@ -212,16 +212,14 @@ def _preview(
     else:
         chosen = last.trimmed(wanted.count, newest=True)
     sample = first + last + chosen
-    guess = (
-        FormatGuess()
-        if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
-        else guess_format(sample.values, registry, sample.bare)
-    )
+    guess = FormatGuess()
+    if not is_given(decoding.get("format")) and not is_given(decoding.get("sql")):
+        guess = guess_format(sample.values, registry, sample.bare)
     settings = {**guess.decoding, **decoding}
     if uses_registry(settings.get("format"), settings.get("key_format")):
         settings |= {} if registry is None else {"schema_registry": registry}
     elif guess.format is not None:
-        # The registry was given for the guess.
+        # The registry was only needed for the guess.
         settings.pop("schema_registry", None)
     base = TopicPreview(
         topic=topic.name,
@@ -249,7 +247,7 @@ def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[st
 
 
 def _has_schemas(decoding: Mapping[str, Any]) -> bool:
-    """Whether the user has given schemas, without which a guess may have a problem."""
+    """Return whether the user has given schemas, so that the records can be decoded in spite of a guess's problem."""
     return is_given(decoding.get("writer_schemas")) or is_given(decoding.get("schema"))
 
 
@@ -267,15 +265,15 @@ def _notes(sample: TopicSample) -> list[str]:
 
 
 def _decoded(base: TopicPreview, sample: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
-    """Return the preview with columns and rows, or with the problem of columns that can't be made from the records.
+    """Return the preview with columns and rows, or with a problem if no columns can be made from the records.
 
     Raises the error of a schema that the user gave.
 
     :param base: the preview without columns and rows.
-    :param sample: the records that define the columns.
+    :param sample: the records from which the columns are made.
     :param chosen: the records to show.
     """
-    arguments: dict[str, Any] = {**_NOWHERE, **base.decoding}
+    arguments: dict[str, Any] = {**_UNUSED_ARGUMENTS, **base.decoding}
     config = ExtractConfig(topic=base.topic, tombstones=tombstones, **arguments)
     design, statement = config.design, config.statement
     decoders = RowDecoderFactory(
@@ -309,9 +307,9 @@ def _decoded(base: TopicPreview, sample: TopicSample, chosen: TopicSample, tombs
         rows += [dict(zip(names, row, strict=True)) for row in zip(*map(_values, outcome.rows.columns), strict=True)]
         skipped += outcome.counts.skipped + outcome.counts.filtered
         if outcome.rejected is not None:
-            # `timestamp_ms` is used instead: Python's time ends with the year 9999.
+            # The column `timestamp_ms` has the same times, also after the year 9999, where Python's times end.
             rejects = outcome.rejected.drop_columns(["_kafka_timestamp"])
-            rejected += [_rejected(one) for one in rejects.to_pylist()]
+            rejected += [_rejected(reject) for reject in rejects.to_pylist()]
     source = base.columns_by
     if source is ColumnsBy.RECORDS and statement is not None:
         source = ColumnsBy.SQL
@@ -323,36 +321,36 @@ def _decoded(base: TopicPreview, sample: TopicSample, chosen: TopicSample, tombs
 
 
 def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatch]:
-    """Yield the records as JSON documents, if the format is JSON without an envelope, or CSV; else nothing.
+    """Yield the records as JSON documents, if the format is CSV, or JSON without an envelope; otherwise none.
 
-    A CSV record becomes an object with the given columns as names; records that are not CSV are left out.
+    A CSV record becomes an object whose keys are the given columns. A record that is not CSV is left out.
     """
     if config.format == ValueFormat.JSON and not is_given(config.envelope):
         yield from sample.batches
     elif config.format == ValueFormat.CSV and (names := config.payload.given_columns):
         decoder = CsvDecoder(pa.schema([pa.field(name, pa.string()) for name in names]), delimiter=config.csv_delimiter)
         for batch in sample.batches:
-            found = decoder.decode(batch)
-            decoded = pick(batch, all_but(len(batch), [row.index for row in found.bad]))
-            texts = zip(*(column.to_pylist() for column in found.rows.columns), strict=True)
-            yield replace(decoded, values=pa.array([document_of_texts(names, row) for row in texts], pa.binary()))
+            decoded = decoder.decode(batch)
+            good_records = pick(batch, all_but(len(batch), [row.index for row in decoded.bad]))
+            rows = zip(*(column.to_pylist() for column in decoded.rows.columns), strict=True)
+            yield replace(good_records, values=pa.array([document_of_texts(names, row) for row in rows], pa.binary()))
 
 
 def _columns(config: ExtractConfig, sample: TopicSample, topic: str) -> pa.Schema:
-    """Return the columns of a new table like a first run, by the registry or by the records.
+    """Return the columns that a first run gives a new table, by the registry or by the records.
 
-    Raises BadRecord with the position of the record in the topic.
+    Raises BadRecord with the record's position in the topic.
     """
     batches = [batch for batch in sample.batches if len(batch)]
-    places = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
+    positions = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
     values = pa.concat_arrays([pa.array([], pa.binary()), *(batch.values.cast(pa.binary()) for batch in batches)])
     keys = pa.concat_arrays([pa.array([], pa.binary()), *(_keys(batch) for batch in batches)])
-    # All partitions as one batch, whose offsets are the records' positions in it.
-    one = RawBatch(topic, 0, range(len(values)), [0] * len(values), values, keys)
+    # One batch of all records: its offsets are indexes into `positions`.
+    batch_of_all = RawBatch(topic, 0, range(len(values)), [0] * len(values), values, keys)
     try:
-        return config.payload.columns(one)
+        return config.payload.columns(batch_of_all)
     except BadRecord as e:
-        partition, offset = places[e.offset]
+        partition, offset = positions[e.offset]
         raise BadRecord(topic, partition, offset, e.reason) from e
 
 
@@ -363,7 +361,7 @@ def _keys(batch: RawBatch) -> pa.Array:
 def _values(column: pa.ChunkedArray) -> list[Any]:
     """Return a column's values as Python objects.
 
-    A time out of Python's range becomes Arrow's number of microseconds, and a struct or list with such a time "...".
+    A time out of Python's range becomes Arrow's number of microseconds; a struct or list with such a time is "...".
     """
     try:
         return list(column.to_pylist())
@@ -378,14 +376,14 @@ def _value(scalar: Any) -> Any:
         return getattr(scalar, "value", None) if not isinstance(scalar, pa.StructScalar | pa.ListScalar) else "..."
 
 
-def _rejected(one: Mapping[str, Any]) -> dict[str, Any]:
+def _rejected(reject: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "partition": one["_kafka_partition"],
-        "offset": one["_kafka_offset"],
-        "timestamp": _time(one["timestamp_ms"]),
-        "stage": one["stage"],
-        "reason": one["error"],
-        "value": one["value"],
+        "partition": reject["_kafka_partition"],
+        "offset": reject["_kafka_offset"],
+        "timestamp": _time(reject["timestamp_ms"]),
+        "stage": reject["stage"],
+        "reason": reject["error"],
+        "value": reject["value"],
     }
 
 
@@ -405,7 +403,7 @@ def _time(milliseconds: int) -> datetime | None:
 
 
 def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> RecordSelection:
-    """Return the selection of records. Raises InvalidArgument for a wrong count, or for two beginnings."""
+    """Return the selection of records. Raises InvalidArgument for a count below 1, and for offsets with a time."""
     if count < 1:
         raise InvalidArgument("--limit", f"{count} is not a number of records above 0.")
     if offsets and since_ms is not None:

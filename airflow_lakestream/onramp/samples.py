@@ -35,17 +35,17 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 # The client needs the name of a group. No consumer joins the group, and no offset is committed.
 _GROUP = "lakestream-preview"
-_POLL_TIMEOUT = 20.0
-# Records may have megabytes, and a topic hundreds of partitions.
+_POLL_TIMEOUT = 20.0  # seconds
+# Most bytes that are read: a record may have megabytes, and a topic hundreds of partitions.
 MOST_BYTES = 64 * 2**20
-# If compaction or transactions left few records, the next attempt reads this many times as many offsets.
+# If the offsets read have too few records, after a compaction or transactions, the next read is this many times wider.
 _WIDER = 8
 _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
 class TopicSample:
-    """Records of a topic, in offset order within each batch. `is_cut`: reading ended early, at MOST_BYTES."""
+    """Records of a topic, in the order of offsets within each batch. `is_cut`: reading ended early, at MOST_BYTES."""
 
     batches: tuple[RawBatch, ...]
     is_cut: bool = False
@@ -60,42 +60,45 @@ class TopicSample:
 
     @property
     def bare(self) -> list[int]:
-        """Positions (in `values`) of the values whose schema ids are in headers."""
+        """Indexes, into `values`, of the values whose schema ids are in headers."""
         starts = itertools.accumulate(map(len, self.batches), initial=0)
-        return [start + at for start, batch in zip(starts, self.batches, strict=False) for at in bare(batch, VALUE)]
+        return [
+            start + index for start, batch in zip(starts, self.batches, strict=False) for index in bare(batch, VALUE)
+        ]
 
     @property
     def newest_ms(self) -> int | None:
-        """The greatest timestamp, in milliseconds, or None without any."""
+        """The greatest timestamp, in milliseconds since the epoch, or None if no record has a timestamp."""
         return max((at for batch in self.batches for at in batch.timestamps if at >= 0), default=None)
 
     def trimmed(self, count: int, *, newest: bool) -> TopicSample:
-        """Return only the `count` newest records by timestamp, or the `count` oldest if `newest` is False."""
-        places = sorted(
-            (at, batch.partition, offset, n, place)
+        """Return the `count` newest records by timestamp, or the `count` oldest if `newest` is False."""
+        records = sorted(
+            (timestamp, batch.partition, offset, n, index)
             for n, batch in enumerate(self.batches)
-            for place, (at, offset) in enumerate(zip(batch.timestamps, batch.offsets, strict=True))
+            for index, (timestamp, offset) in enumerate(zip(batch.timestamps, batch.offsets, strict=True))
         )
-        places_by_batch: dict[int, list[int]] = {}
-        for *_, n, place in places[-count:] if newest else places[:count]:
-            places_by_batch.setdefault(n, []).append(place)
-        batches = [pick(self.batches[n], sorted(places_by_batch[n])) for n in sorted(places_by_batch)]
+        indexes_by_batch: dict[int, list[int]] = {}
+        for *_, n, index in records[-count:] if newest else records[:count]:
+            indexes_by_batch.setdefault(n, []).append(index)
+        batches = [pick(self.batches[n], sorted(indexes_by_batch[n])) for n in sorted(indexes_by_batch)]
         return TopicSample(tuple(batches), self.is_cut)
 
     def __add__(self, other: TopicSample) -> TopicSample:
-        """Return the records of both samples without duplicates."""
+        """Return the records of both samples, each once."""
         known = {(batch.partition, offset) for batch in self.batches for offset in batch.offsets}
-        new = [
-            pick(batch, [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in known])
-            for batch in other.batches
-        ]
-        return TopicSample((*self.batches, *(batch for batch in new if len(batch))), self.is_cut or other.is_cut)
+        batches = list(self.batches)
+        for batch in other.batches:
+            new = [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in known]
+            if new:
+                batches.append(pick(batch, new))
+        return TopicSample(tuple(batches), self.is_cut or other.is_cut)
 
 
 class SampledTopic:
     """A topic to read records from, without joining a consumer group or committing offsets.
 
-    Each method takes the state that `look` returned.
+    The other methods take the state that `look` returns.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -120,9 +123,9 @@ class SampledTopic:
         return self._read(state, {p: marks.low for p, marks in state.marks.items()}, count)
 
     def since(self, state: TopicState, offsets: Mapping[int, int], count: int) -> TopicSample:
-        """Return `count` records of each partition in `offsets`, from the given offset on.
+        """Return `count` records of each partition in `offsets`, from the partition's offset on.
 
-        :param offsets: offsets by partition; records of partitions without one are not read.
+        :param offsets: by partition, the first offset; any other partition is not read.
 
         Raises InvalidArgument for a missing partition or an offset outside the log, and the errors of the reader.
         """
@@ -144,10 +147,10 @@ class SampledTopic:
         return self._read(state, self._source.offsets_at(state, at_ms), count)
 
     def rate(self, state: TopicState, first: TopicSample, last: TopicSample) -> float | None:
-        """Return the number of records a minute, in the last hour before the newest record.
+        """Return the number of records a minute in the hour before the newest record, or None if unknown.
 
-        Offsets are counted, so that markers of transactions count as well. None if the timestamps span less than a
-        second.
+        Offsets are counted, so that markers of transactions count, too. The rate is unknown if all timestamps are
+        within a second.
 
         :param first: the first records of each partition.
         :param last: the last records of each partition.
@@ -156,40 +159,46 @@ class SampledTopic:
         oldest = min((at for batch in first.batches for at in batch.timestamps if at >= 0), default=None)
         if newest is None or oldest is None or newest - oldest < 1000:
             return None
-        span = min(_HOUR_MS, newest - oldest)
-        since = self._source.offsets_at(state, newest - span)
-        return sum(state.marks[p].end - offset for p, offset in since.items()) * 60_000 / span
+        window_ms = min(_HOUR_MS, newest - oldest)
+        begins = self._source.offsets_at(state, newest - window_ms)
+        return sum(state.marks[p].end - begin for p, begin in begins.items()) * 60_000 / window_ms
 
     def _read(
         self, state: TopicState, begins: Mapping[int, int], count: int, *, backwards: bool = False
     ) -> TopicSample:
         """Read `count` records of each partition, forwards or backwards from an offset.
 
-        If an attempt finds fewer records, since the log has holes, the next reads farther, until the partition's end,
-        or until MOST_BYTES are read.
+        The log may have holes: further reads go on, each with more offsets, until the records are enough, the log ends,
+        or MOST_BYTES are read.
 
         :param begins: offsets by partition; backwards, the record at this offset is not included.
         """
-        places, found, batches, size, span = dict(begins), Counter[int](), list[RawBatch](), 0, count
-        while places and size < MOST_BYTES:
+        positions, counts, batches = dict(begins), Counter[int](), list[RawBatch]()
+        size, width = 0, count
+        while positions and size < MOST_BYTES:
             ranges = []
-            for p, here in sorted(places.items()):
+            for p, position in sorted(positions.items()):
                 marks = state.marks[p]
-                low, end = (max(marks.low, here - span), here) if backwards else (here, min(marks.end, here + span))
+                low, end = position, min(marks.end, position + width)
+                if backwards:
+                    low, end = max(marks.low, position - width), position
                 if low < end:
                     ranges.append(OffsetRange(self.name, p, low, end))
-            places = {r.partition: r.from_offset if backwards else r.until_offset for r in ranges}
-            size += self._read_ranges(Plan(state, RangeSet(ranges)), batches, found, MOST_BYTES - size)
-            places = {p: here for p, here in places.items() if found[p] < count}
-            span *= _WIDER
+            size += self._read_ranges(Plan(state, RangeSet(ranges)), batches, counts, MOST_BYTES - size)
+            positions = {
+                r.partition: r.from_offset if backwards else r.until_offset
+                for r in ranges
+                if counts[r.partition] < count
+            }
+            width *= _WIDER
         ordered = sorted(batches, key=lambda batch: (batch.partition, batch.offsets[0]))
         return TopicSample(tuple(_of_each(ordered, count, backwards=backwards)), size >= MOST_BYTES)
 
-    def _read_ranges(self, plan: Plan, batches: list[RawBatch], found: Counter[int], most: int) -> int:
+    def _read_ranges(self, plan: Plan, batches: list[RawBatch], counts: Counter[int], most: int) -> int:
         """Read the ranges of a plan; return the number of bytes read.
 
-        :param batches: the records are appended to this list.
-        :param found: the numbers of records by partition are added to this counter.
+        :param batches: list to which the records are appended.
+        :param counts: counter to which the numbers of records by partition are added.
         :param most: number of bytes after which reading ends.
         """
         size = 0
@@ -198,7 +207,7 @@ class SampledTopic:
                 size += chunk.size
                 if len(chunk.batch):
                     batches.append(chunk.batch)
-                    found[chunk.batch.partition] += len(chunk.batch)
+                    counts[chunk.batch.partition] += len(chunk.batch)
                 if size >= most:
                     break
         return size
@@ -206,34 +215,33 @@ class SampledTopic:
 
 def _of_each(batches: Sequence[RawBatch], count: int, *, backwards: bool) -> list[RawBatch]:
     """Return the first `count` records of each partition, or the last `count` if `backwards`."""
-    left: dict[int, int] = {}
+    remaining: dict[int, int] = {}
     selected = []
     for batch in reversed(batches) if backwards else batches:
-        take = min(len(batch), left.setdefault(batch.partition, count))
-        left[batch.partition] -= take
-        if take:
-            selected.append(pick(batch, range(len(batch))[-take:] if backwards else range(take)))
+        number = min(len(batch), remaining.setdefault(batch.partition, count))
+        remaining[batch.partition] -= number
+        if number:
+            selected.append(pick(batch, range(len(batch))[-number:] if backwards else range(number)))
     return selected[::-1] if backwards else selected
 
 
-# Bytes before a value with a schema id: a zero byte and the id.
-_HEADER = 5
-_SINGLE_OBJECT = b"\xc3\x01"
-# A longer value is not parsed as a whole: its beginning, or its first and last character, decide.
+_HEADER = 5  # bytes in front of a payload with a schema id: a zero byte and the id
+_SINGLE_OBJECT = b"\xc3\x01"  # first bytes of Avro in single-object encoding
+# A longer value is not parsed as a whole: its beginning, or its first and last characters, decide.
 _MOST_BYTES_PARSED = 256 * 1024
 _DELIMITERS = ",;\t|"
-# Fewer lines than this are not taken for CSV: any two texts may have equally many commas.
-_LEAST_LINES = 3
-# At least this share of the lines must have the same number of fields.
-_ALIKE = 0.9
+_LEAST_LINES = 3  # fewer lines do not count as CSV: any two texts may have the same number of commas
+_ALIKE = 0.9  # least share of the lines that must have the same number of fields
+# A number or a boolean of JSON.
 _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 
 
 @dataclass(frozen=True)
 class FormatGuess:
-    """A guess about values: arguments of a landing (`decoding`), and the reason in words.
+    """A guess about the format of values: arguments of a landing as `decoding`, and the reason in words.
 
-    `problem` describes the information that is missing for decoding, and the remedy; None if nothing is missing.
+    `problem` is the missing information without which the values can't be decoded, and the remedy; None if nothing is
+    missing.
     """
 
     decoding: Mapping[str, str] = field(default_factory=dict)
@@ -249,22 +257,22 @@ class FormatGuess:
 def guess_format(
     values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()
 ) -> FormatGuess:
-    """Return a guess of the format: the kind of more than half of the values, else raw.
+    """Return the format of more than half of the values as a guess, or the format raw if there is no such format.
 
     :param values: a sample; None for a tombstone.
-    :param registry: resolves the ids of schemas in values, or None without a registry.
-    :param bare: positions of values whose schemas are named by headers: these values contain no schema id.
+    :param registry: resolves the schema ids in values, or None without a registry.
+    :param bare: indexes of the values whose schema ids are in headers.
 
     Raises the registry's errors.
     """
     known = [value for value in values if value is not None]
     if not known:
-        what = "is empty" if not values else "has tombstones only (records without a value) where it was looked at"
-        return FormatGuess(problem=f"The topic {what}: say format and schema, or produce a record first.")
+        state = "is empty" if not values else "has tombstones only (records without a value) where it was looked at"
+        return FormatGuess(problem=f"The topic {state}: say format and schema, or produce a record first.")
     kind_of, named = _ValueClassifier(registry), frozenset(bare)
     kinds = Counter(
-        _kind_by_header(value) if at in named else kind_of(value)
-        for at, value in enumerate(values)
+        _kind_by_header(value) if index in named else kind_of(value)
+        for index, value in enumerate(values)
         if value is not None
     )
     kind, count = kinds.most_common(1)[0]
@@ -275,7 +283,7 @@ def guess_format(
 
 
 class _ValueClassifier:
-    """Classifies a value by the first bytes and the syntax. The kinds are the keys of `_KIND_TEXTS`."""
+    """Function that returns the kind of a value, by its first bytes and its syntax: a key of `_KIND_TEXTS`."""
 
     def __init__(self, registry: RegistryConfig | None) -> None:
         self._registry = None if registry is None else RegistryClient(registry)
@@ -284,14 +292,14 @@ class _ValueClassifier:
     def __call__(self, value: bytes) -> str:
         if value.startswith(_SINGLE_OBJECT):
             return "single"
-        if len(value) > _HEADER and value[0] == 0 and (found := self._framed(value)) is not None:
-            return found
-        if value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{" and (found := _document(value)) is not None:
-            return found
+        if len(value) > _HEADER and value[0] == 0 and (kind := self._framed(value)) is not None:
+            return kind
+        if value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{" and (kind := _document(value)) is not None:
+            return kind
         return "text" if _is_line(value) else "bytes"
 
-    # Returns the kind of a value with a schema id, as the registry knows it; None if the registry has no such schema.
     def _framed(self, value: bytes) -> str | None:
+        """Return the kind of a value that begins with a schema id, or None if the registry has no such schema."""
         if self._registry is None:
             return ValueFormat.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
         try:
@@ -301,15 +309,16 @@ class _ValueClassifier:
         return self._of_kind.get(kind)
 
 
-# Returns the kind of a value whose schema id is in a header. JSON is decoded without the schema, other formats need it.
 def _kind_by_header(value: bytes) -> str:
-    return (_document(value) if value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{" else None) or "bare"
+    """Return the kind of a value whose schema id is in a header: "bare", except for JSON, which needs no schema."""
+    is_object = value[:_MOST_BYTES_PARSED].lstrip()[:1] == b"{"
+    return (_document(value) if is_object else None) or "bare"
 
 
 def _document(value: bytes) -> str | None:
-    """Return the kind of a JSON object, plain or in an envelope, or None for other values.
+    """Return the kind of a JSON object, plain or in an envelope, or None for any other value.
 
-    A long value counts as plain JSON by its braces alone.
+    A long value counts as plain JSON if it begins and ends with braces.
     """
     if len(value) > _MOST_BYTES_PARSED:
         return ValueFormat.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
@@ -324,6 +333,7 @@ def _document(value: bytes) -> str | None:
 
 
 def _is_line(value: bytes) -> bool:
+    """Return whether a value is a single line of printable text."""
     try:
         text = value[:_MOST_BYTES_PARSED].decode()
     except UnicodeDecodeError:
@@ -355,8 +365,11 @@ def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[byte
     return lambda reason, _: FormatGuess(decoding, reason, f"{reason}. {remedy}")
 
 
-# Text is CSV if most lines have the same number of fields, otherwise raw. The delimiter with the most fields is used.
 def _csv_or_raw(reason: str, values: Sequence[bytes]) -> FormatGuess:
+    """Return CSV as the guess for texts if most lines have the same number of fields, otherwise raw.
+
+    The delimiter is the one that gives the most fields.
+    """
     lines = [value.decode() for value in values if len(value) <= _MOST_BYTES_PARSED and _is_line(value)]
     tables: list[tuple[int, str, int]] = []
     for delimiter in _DELIMITERS if len(lines) >= _LEAST_LINES else "":
@@ -403,23 +416,23 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
     names = [f"column_{n}" for n in range(1, width + 1)]
     values = pa.array([document_of_texts(names, row) for row in rows], pa.binary())
     try:
-        found = infer_schema(RawBatch("csv", 0, range(len(values)), [0] * len(values), values))
+        inferred = infer_schema(RawBatch("csv", 0, range(len(values)), [0] * len(values), values))
     except InvalidArgument:
-        found = pa.schema([])
-    return schema_text(to_schema(pa.schema([pa.field(n, _type(found, n)) for n in names])))
+        inferred = pa.schema([])
+    return schema_text(to_schema(pa.schema([pa.field(n, _type(inferred, n)) for n in names])))
 
 
 def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> bytes:
     """Return a JSON object with a CSV record's fields.
 
-    A text that is a number or a boolean becomes one in JSON, an empty text or None becomes null.
+    A text with a number or a boolean becomes a number or a boolean of JSON; an empty text or None becomes null.
     """
     members = zip(names, texts, strict=True)
     return ("{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in members) + "}").encode()
 
 
-def _type(found: pa.Schema, name: str) -> pa.DataType:
-    return found.field(name).type if name in found.names else pa.string()
+def _type(inferred: pa.Schema, name: str) -> pa.DataType:
+    return inferred.field(name).type if name in inferred.names else pa.string()
 
 
 def _json(text: str | None) -> str:

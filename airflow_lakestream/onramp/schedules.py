@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Airflow takes these too; croniter knows the presets that are cron.
+# Airflow's presets, of which croniter knows only some.
 _PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
 
@@ -13,12 +13,12 @@ def schedule_problem(schedule: str) -> str | None:
     """
     if schedule.startswith("@"):
         return None if schedule in _PRESETS else f"{schedule!r} is not one of {', '.join(_PRESETS)}."
-    from croniter import croniter  # Airflow itself brings it.
+    from croniter import croniter  # a requirement of Airflow
 
     try:
-        # The scheduler would refuse a schedule without any date, and then skip all DAGs of the file.
+        # For a schedule that never comes, such as 30 February, Airflow would skip all DAGs of the file.
         croniter(schedule).get_next()
     except ValueError:
-        # The parser's own reasons speak of its iterators, and of a sixth and a seventh field that Airflow does not use.
+        # Not the parser's own reason, which mentions its iterators, and fields that Airflow does not use.
         return f'{schedule!r} is not a cron expression. Write five fields, as in "*/5 * * * *", or "@hourly".'
     return None

@@ -1,4 +1,4 @@
-"""The API server's application below /lakestream. Each route needs a user, and answers for this user's DAGs only."""
+"""The application below /lakestream of Airflow's API server. A route answers only for DAGs that the user may read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from airflow_lakestream.ui.page.streams import StreamsPage
 
 
 def readable_dags(user: GetUserDep, session: SessionDep) -> set[str]:
-    """Return the DAGs that the user may read; anonymous requests end here, with 401."""
-    # Airflow's own dependency reads the state of the main application, which a mounted application does not have.
+    """Return the ids of the DAGs that the user may read; a request without a user ends with 401."""
+    # Airflow has a dependency for this, but it reads the state of the main application, which is not ours.
     return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET", session=session))
 
 
@@ -76,19 +76,19 @@ def routes() -> APIRouter:
 
 
 def _json(document: dict[str, Any]) -> Response:
-    # The values are plain JSON: FastAPI would check each again, and fails for half a character.
+    # The values are plain JSON. FastAPI would check each value again, and fails for half a surrogate pair.
     return Response(json.dumps(document), media_type="application/json")
 
 
 def _no_stream(dag_id: str, task_id: str) -> str:
-    # The same text for a stream that may not be read: the answer must not disclose that it exists.
+    # The same text for a stream that the user may not read: the answer must not disclose that the stream exists.
     return f"There is no stream {dag_id}.{task_id}, or you may not read its DAG."
 
 
 def make_app() -> FastAPI:
     """Return the application: the page's routes, scripts in /static, documentation in /docs.
 
-    The routes need a login. Scripts and documentation need no login, since neither contains secrets. Without a built
+    The routes need a login. Scripts and documentation need none, since they contain no secrets. Without built
     documentation /docs answers with 404 and the remedy.
     """
     package = Path(str(files("airflow_lakestream")))

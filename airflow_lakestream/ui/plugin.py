@@ -1,4 +1,4 @@
-"""The plugin for Airflow. Every process of Airflow imports this, tasks too: no heavy import at the top."""
+"""The plugin for Airflow. Each process of Airflow imports this module, also for tasks: no heavy import at the top."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 PREFIX = "/lakestream"
-# Airflow may be served below a path of a proxy. Airflow 3.1 imports a script by exactly this address, so it has to be
-# a whole path.
-_WHERE = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}{PREFIX}"
-_STATIC = f"{_WHERE}/static"
+# A proxy may serve Airflow below a path. Airflow 3.1 imports a script by exactly this address: it needs the whole path.
+_BASE = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}{PREFIX}"
+_STATIC = f"{_BASE}/static"
 _ICONS = {"icon": f"{_STATIC}/icon.svg", "icon_dark_mode": f"{_STATIC}/icon-dark.svg"}
 
 
 class LazyApp:
-    """An ASGI application, built at the first request: only the API server ever gets a request."""
+    """An ASGI application, built at the first request: among Airflow's processes only the API server gets any."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -36,30 +35,19 @@ class LakestreamPlugin(AirflowPlugin):
 
     name = "lakestream"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "Lakestream"}]
-    # Airflow takes the component from `globalThis`, by the view's name, after loading the script.
+    # Airflow loads the script, and takes the component from `globalThis` by the view's name.
     react_apps = [
         {
             "name": "Lakestream",
             "bundle_url": f"{_STATIC}/lakestream.js",
             "destination": "nav",
-            # Not "lakestream": the documentation has this route, from its name.
+            # Not "lakestream": the documentation has this route by its name.
             "url_route": "lakestream-streams",
             "nav_top_level": True,
             **_ICONS,
         },
-        {
-            "name": "Streams",
-            "bundle_url": f"{_STATIC}/dag.js",
-            "destination": "dag",
-            "url_route": "streams",
-            **_ICONS,
-        },
+        {"name": "Streams", "bundle_url": f"{_STATIC}/dag.js", "destination": "dag", "url_route": "streams", **_ICONS},
     ]
     external_views = [
-        {
-            "name": "Lakestream",
-            "href": f"{_WHERE}/docs/index.html",
-            "destination": "nav",
-            "category": "docs",
-        }
+        {"name": "Lakestream", "href": f"{_BASE}/docs/index.html", "destination": "nav", "category": "docs"}
     ]

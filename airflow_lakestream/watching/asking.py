@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class LookOutcome(StrEnum):
-    """State of a sensor after a look. TIMED_OUT: the sensor was still waiting at the end of the time allowed."""
+    """State of a sensor after a look. TIMED_OUT: the sensor was still waiting when its timeout ended."""
 
     DONE = "done"
     WAITING = "waiting"
@@ -42,8 +42,8 @@ class LookOutcome(StrEnum):
 class Verdict:
     """Result of a look.
 
-    `reasons` are for people. `value` is JSON-ready, for the task's XCom; None after an error. `terminal`: a repeated
-    look fails in the same way until somebody changes something.
+    `reasons` are for people. `value` is JSON-ready, for the task's XCom; None after an error. `terminal` is True if any
+    further look fails in the same way, until a person changes something.
     """
 
     outcome: LookOutcome
@@ -57,7 +57,7 @@ class Verdict:
         return join_reasons(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, which a trigger hands to the task."""
+        """Return JSON-ready values, for a trigger's event to the task."""
         return {
             "outcome": self.outcome.value,
             "reasons": [reason.to_dict() for reason in self.reasons],
@@ -67,8 +67,8 @@ class Verdict:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Verdict:
-        """Read the values of `to_dict`."""
-        reasons = tuple(StreamReason(StreamCause(one["cause"]), str(one["text"])) for one in value["reasons"])
+        """Return the verdict with the values of `to_dict`."""
+        reasons = tuple(StreamReason(StreamCause(reason["cause"]), str(reason["text"])) for reason in value["reasons"])
         return cls(LookOutcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
 
 
@@ -76,22 +76,22 @@ class NotThere(LakestreamError, Terminal):
     """A table, checkpoint or consumer group that does not exist, or is still empty."""
 
 
-# Somebody may still create or fix these: with `missing="wait"` only these terminal errors let a sensor wait.
-_MAY_COME = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, CheckpointDamaged)
+# Terminal errors whose cause a person may remove while a sensor waits. With `missing="wait"` only these let it wait.
+_CURABLE = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, CheckpointDamaged)
 
 
 def verdict_of(error: Exception, missing: MissingPolicy) -> Verdict:
     """Return the verdict for an error of a look: waiting, or failed.
 
-    With `missing="wait"` the sensor waits if something does not exist, if a connection can't be used, or if a retry may
-    help. After any other error, such as an argument that can't work, it has failed; and with `missing="fail"` after
-    each error. An error of another class than LakestreamError is logged with its traceback.
+    With `missing="wait"` the sensor waits if the watched object does not exist, if a connection can't be used, or if a
+    retry may help; any other error, such as an impossible argument, fails the sensor. With `missing="fail"` each error
+    fails the sensor. An error of another class than LakestreamError is logged with its traceback.
     """
     if not isinstance(error, LakestreamError):
         log.warning("The look failed.", exc_info=error)
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     terminal = isinstance(error, Terminal)
-    waits = missing is MissingPolicy.WAIT and (not terminal or _may_come(error))
+    waits = missing is MissingPolicy.WAIT and (not terminal or _is_curable(error))
     return Verdict(
         LookOutcome.WAITING if waits else LookOutcome.FAILED,
         (StreamReason(StreamCause.UNUSABLE, text),),
@@ -99,15 +99,15 @@ def verdict_of(error: Exception, missing: MissingPolicy) -> Verdict:
     )
 
 
-def _may_come(error: Exception) -> bool:
-    # A connection can be mended in Airflow while the sensor waits. Any other argument needs a change of the DAG.
+def _is_curable(error: Exception) -> bool:
+    # A connection can be corrected in Airflow while the sensor waits. Any other argument needs a change of the DAG.
     if isinstance(error, InvalidArgument):
         return error.argument.endswith("_conn_id")
-    return isinstance(error, _MAY_COME)
+    return isinstance(error, _CURABLE)
 
 
 class LookConnections(Protocol):
-    """Opens connections. Every call may block, and keeps no connection."""
+    """Opener of connections. Every call may block, and opens a new connection."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
         """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
@@ -126,16 +126,17 @@ class LookConnections(Protocol):
     def delta(self, conn_id: str | None) -> DeltaStorage:
         """Open the store of Delta tables. Raises InvalidArgument.
 
-        :param conn_id: None: the worker's environment has the credentials.
+        :param conn_id: the connection; None: the credentials are in the worker's environment.
         """
 
 
 @dataclass(frozen=True)
 class LookQuestion:
-    """A question of a look. Equal questions have the same `key`; `answer` may block.
+    """A question of a look. Equal questions have the same `key`; `answer` gets the answer, and may block.
 
-    `share_seconds`: seconds for which the answer may be shared. None: the runner decides. 0: only looks that wait for
-    the answer at the same moment share it. After an error of a look, answers with `share_seconds` are forgotten early.
+    `share_seconds` is the time for which looks may share the answer. None: the runner decides. 0: only looks that wait
+    for the answer at the same moment share the answer. The runner forgets answers with `share_seconds` early if a look
+    ends by an error.
     """
 
     key: tuple[Hashable, ...]
@@ -143,18 +144,18 @@ class LookQuestion:
     share_seconds: float | None = None
 
 
-# Yields questions, receives the answers, returns the result. Between two questions it only computes.
+# A generator that yields questions, receives the answers and returns the verdict. It never blocks by itself.
 Looking = Generator[LookQuestion, Any, Verdict]
 
 
 class LookCheck(Protocol):
-    """Condition of a sensor. Made from the sensor's arguments; holds connection ids, never secrets."""
+    """Condition of a sensor, made from the sensor's arguments: with the ids of connections, and without secrets."""
 
     missing: MissingPolicy
 
     @property
     def subject(self) -> str:
-        """Name of the object of the look. Checks with the same subject look at the same time."""
+        """Name of the watched object. The looks of checks with the same subject begin at the same time."""
 
     def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once at the watched object: yield each question to an outside system, return the verdict.
@@ -171,7 +172,7 @@ class LookCheck(Protocol):
 def look_safely(check: LookCheck, connections: LookConnections, waited: float, *, forgiving: bool = False) -> Looking:
     """Look once, with errors turned into verdicts by `verdict_of`.
 
-    :param forgiving: turn each failed verdict into a waiting verdict, unless it is terminal. So a sensor goes on after
+    :param forgiving: turn a failed verdict that is not terminal into a waiting verdict: the sensor then goes on after
         an error that a retry may fix, and after a failure of the check itself.
     """
     try:
@@ -192,18 +193,18 @@ def look_now(looking: Looking) -> Verdict:
 def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
     """Run a look, or a part of a look, in this thread, and return the result.
 
-    The error of an answer is raised inside the look, at the question. If the look does not handle the error, it is
-    raised here.
+    An error of an answer is raised inside the look, at the question. An error that the look does not handle is raised
+    here.
     """
     try:
-        ask = next(looking)
+        question = next(looking)
         while True:
             try:
-                answer = ask.answer()
+                answer = question.answer()
             except Exception as e:  # noqa: BLE001  # the look decides about the error
-                ask = looking.throw(e)
+                question = looking.throw(e)
             else:
-                ask = looking.send(answer)
+                question = looking.send(answer)
     except StopIteration as end:
         return end.value
 
@@ -222,6 +223,6 @@ def make_check(name: str, arguments: Mapping[str, Any]) -> LookCheck:
     """
     if name not in CHECKS:
         raise UnknownValue("check", name, CHECKS)
-    module, _, kind = CHECKS[name].rpartition(".")
-    check: LookCheck = getattr(importlib.import_module(module), kind)(**arguments)
+    module, _, class_name = CHECKS[name].rpartition(".")
+    check: LookCheck = getattr(importlib.import_module(module), class_name)(**arguments)
     return check

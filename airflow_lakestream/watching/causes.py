@@ -9,12 +9,11 @@ from enum import StrEnum
 from airflow_lakestream.core.landing.run_log import span as span
 from airflow_lakestream.core.ranges import RangeSet, shown
 
-# At most this many ranges are named: a longer list would hide what matters.
-_SHOWN = 4
-# Numbers are short: of more partitions the rest is counted.
-_PARTITIONS = 20
-# Key of a sensor's value for the reason of a failed look.
-UNSEEN = "could_not_look"
+# Most ranges in a text: a longer list would hide the important words. Further ranges are only counted.
+_MOST_RANGES = 4
+# Most partitions in a text. Their numbers are short, so there may be more of them.
+_MOST_PARTITIONS = 20
+UNSEEN = "could_not_look"  # key in a sensor's XCom value: the reason of a look that failed
 
 
 class StreamCause(StrEnum):
@@ -68,10 +67,10 @@ def join_reasons(reasons: Iterable[StreamReason]) -> str:
 
 
 def format_ranges(ranges: RangeSet) -> str:
-    """Return ranges as text: the first few, and the number of the rest."""
-    return shown([str(one) for one in ranges], _SHOWN)
+    """Return ranges as text: the first few, and the number of further ranges."""
+    return shown([str(offset_range) for offset_range in ranges], _MOST_RANGES)
 
 
 def partitions_text(topic: str, partitions: Iterable[int]) -> str:
-    """Return partitions of a topic as text, such as `orders[0, 2]`: the first few, and the number of the rest."""
-    return f"{topic}[{shown([str(p) for p in sorted(partitions)], _PARTITIONS, 'partitions')}]"
+    """Return partitions of a topic as text, such as `orders[0, 2]`: the first, and the number of further ones."""
+    return f"{topic}[{shown([str(p) for p in sorted(partitions)], _MOST_PARTITIONS, 'partitions')}]"

@@ -1,8 +1,8 @@
-"""Completeness of a table up to a time.
+"""Completeness of a table up to a time t.
 
-The rule is the ledger's: B(t) is a partition's first offset with a timestamp at or after t; without such a record the
-boundary is open. The time is complete if the ledger holds all offsets below B(t), and no boundary is open. Then no
-record from before it can come, except late ones.
+The boundary of t in a partition is the offset of the first record with a timestamp at or after t. Without such a record
+the boundary is open: records from before t may still come. The table is complete up to t if no boundary is open, and
+the ledger has all offsets below the boundaries. A record that is written later with an earlier timestamp is late.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ from airflow_lakestream.watching.asking import LookQuestion
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
 
-# A step of a look: asks questions, and returns a result.
+# A part of a look: yields questions, receives the answers, returns a result.
 Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeCompleteness:
-    """Reasons for an incomplete time. The time is complete if all sets are empty and `covered` is True.
+    """Obstacles to the completeness of a topic up to a time.
 
-    `missing` are offsets below the boundaries that are not landed. `open` are the partitions with an open boundary,
-    `before` the partitions in which the group begins after the time. `unsettled` is the part of `open` that would be
-    closed without a transaction under way. `covered` is False if the ledger does not know the first offset of the time:
-    the other fields are then empty. `partitions` is the number of all partitions.
+    :param partitions: the number of all partitions of the topic.
+    :param missing: the offsets below the boundaries that are not landed.
+    :param open: the partitions with an open boundary.
+    :param before: the partitions in which the group begins after the time.
+    :param unsettled: the partitions of `open` that are open only because a transaction is under way.
+    :param covered: False if the ledger does not know where the time begins: all other fields are then empty.
     """
 
     topic: str
@@ -60,29 +62,31 @@ class TimeCompleteness:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything is landed and no more can come."""
+        """Whether all records from before the time are landed, and no more can come."""
         return self.covered and not (self.missing or self.open or self.before)
 
     def reasons(self, group: str, at: str) -> list[StreamReason]:
-        """Return the reasons for which the time is not complete.
+        """Return the reasons for which the topic is not complete up to the time.
 
-        :param at: the time, as text.
+        :param group: the consumer group, for the texts.
+        :param at: the time, for the texts.
         """
         reasons = []
         if not self.covered:
             text = f"group {group} has neither resumed on {self.topic} nor landed an interval that reaches {at}"
             return [StreamReason(StreamCause.NOT_COVERED, text)]
         if self.before:
-            where = _names(self.topic, self.before)
+            where = _partitions_text(self.topic, self.before)
             reasons.append(StreamReason(StreamCause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
         if self.missing:
             text = f"group {group} lacks {self.missing.width:,} offsets from before {at}: {format_ranges(self.missing)}"
             reasons.append(StreamReason(StreamCause.SLOW_CONSUMER, text))
         if self.unsettled:
-            text = f"a transaction is open in {_names(self.topic, self.unsettled)}: its records may be from before {at}"
+            where = _partitions_text(self.topic, self.unsettled)
+            text = f"a transaction is open in {where}: its records may be from before {at}"
             reasons.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
         elif self.open and len(self.open) < self.partitions:
-            where = _names(self.topic, self.open)
+            where = _partitions_text(self.topic, self.open)
             reasons.append(
                 StreamReason(
                     StreamCause.LATE_PARTITION,
@@ -96,9 +100,9 @@ class TimeCompleteness:
 
 
 def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
-    """Return the covered time that begins before `at_ms` and reaches to `at_ms` or further.
+    """Return the covered time that begins before `at_ms` and reaches to `at_ms` or further, or None.
 
-    Returns None if no covered time does. Times are milliseconds since the epoch.
+    Times are milliseconds since the epoch.
     """
     return next((part for part in entry.covered if part[0] < at_ms <= part[1]), None)
 
@@ -111,17 +115,16 @@ def measure_completeness(
     *,
     ends: Mapping[int, int] | None,
 ) -> TimeCompleteness:
-    """Decide whether all of a topic is landed up to a time.
+    """Decide whether all records of a topic from before a time are landed.
 
-    For a group that never resumed, without a covered time, the result has `covered=False`.
+    The result has `covered=False` if the group never resumed and no covered time contains the time.
 
-    :param highs: the boundary of the time, by partition.
+    :param highs: by partition, the boundary of the time.
     :param lows: by partition, the boundary at the start of the covered time that contains the time; None without a
         covered time.
     :param table: the table's name, for the error.
-    :param ends: by partition, the log's end, records of open transactions included: a partition without a record at or
-        after the time counts as closed once all up to that end is landed. None: such a partition never counts as
-        closed.
+    :param ends: by partition, the log's end, with the records of open transactions. A partition with an open boundary
+        then counts as closed if all offsets up to this end are landed. None: it never counts as closed.
 
     Raises DataLoss for missing offsets that Kafka no longer has.
     """
@@ -145,19 +148,19 @@ def measure_completeness(
 def begins_of(
     backlog: TopicBacklog, partitions: Mapping[int, object], lows: Mapping[int, TimeBoundary] | None
 ) -> dict[int, int]:
-    """Return, by partition, the group's first offset of a time.
+    """Return by partition the first offset that the group has to land for a time.
 
-    A group that has resumed begins at its origin; a group that has landed an interval begins at the interval's start.
-    If both are known, the lower offset counts; if neither is known, 0.
+    The offset is the group's origin, if the group has resumed, or the start of the covered time; the lower of both
+    counts, and 0 if neither is known.
 
-    :param partitions: the partitions, as keys; the values are not used.
+    :param partitions: a mapping whose keys are the partitions; the values are not used.
     :param lows: by partition, the boundary at the start of the covered time; None without a covered time.
     """
     return {p: _begin(backlog, lows or {}, p) for p in partitions}
 
 
 def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: int) -> int:
-    """Return the group's first offset in a partition; see `begins_of`."""
+    """Return the first offset for a single partition; see `begins_of`."""
     origin = backlog.entry.origin
     # A partition added after the origin was fixed begins at 0.
     begins = [origin.get(partition, 0)] if origin else []
@@ -165,7 +168,7 @@ def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: i
     return min(begins, default=0)
 
 
-def _names(topic: str, partitions: tuple[int, ...]) -> str:
+def _partitions_text(topic: str, partitions: tuple[int, ...]) -> str:
     return f"{topic}[{', '.join(map(str, partitions))}]"
 
 
@@ -173,7 +176,9 @@ def _names(topic: str, partitions: tuple[int, ...]) -> str:
 class CompletenessQuestions:
     """Questions to Kafka about the completeness of a table.
 
-    `conn_id` identifies the watch in the keys of questions; `table` is for errors.
+    :param watch: gets the answers from Kafka.
+    :param conn_id: the watch's connection, for the keys of questions.
+    :param table: the table's name, for errors.
     """
 
     watch: KafkaWatch
@@ -181,10 +186,7 @@ class CompletenessQuestions:
     table: str
 
     def backlog(self, ledger: Ledger, topic: str) -> Step:
-        """Return the backlog of a topic by a ledger, as a `TopicBacklog`.
-
-        Raises TopicReplaced, LogTruncated.
-        """
+        """Return the `TopicBacklog` of a topic by a ledger. Raises TopicReplaced, LogTruncated."""
         key, answer = ("topic", self.conn_id, topic), partial(self.watch.topic, topic)
         state = yield LookQuestion((*key, True), answer)
         try:
@@ -194,15 +196,18 @@ class CompletenessQuestions:
             return backlog_of(ledger, (yield LookQuestion((*key, False), answer, share_seconds=0.0)), self.table)
 
     def ends(self, backlog: TopicBacklog) -> LookQuestion:
-        """Ask for the log's ends of a backlog's partitions, records of open transactions included."""
+        """Return the question for the log's ends by partition, with the records of open transactions."""
         state = backlog.state
-        # An older answer would not have a transaction that began after it.
+        # No shared answer: a transaction may have begun since.
         key = ("high watermarks", self.conn_id, state.identity)
         return LookQuestion(key, partial(self.watch.high_watermarks, state), share_seconds=0.0)
 
     def boundaries(self, backlog: TopicBacklog, at_ms: int) -> LookQuestion:
-        """Ask for the boundary of a time, in milliseconds since the epoch, by partition."""
-        # Use the ends of the same look: a boundary at or past them is open.
+        """Return the question for the boundary of a time by partition.
+
+        :param at_ms: the time, in milliseconds since the epoch.
+        """
+        # With the ends that this look has seen: a boundary at or above its end is open.
         ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
         key = ("boundaries", self.conn_id, backlog.state.identity, ends, at_ms)
         return LookQuestion(key, partial(self.watch.boundaries, backlog.state, at_ms))
@@ -214,7 +219,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """A column of a table, read by bounds. Times are milliseconds since the epoch; times without zone are UTC."""
+    """Times in a column of a table, known by the column's bounds in the manifests. Times without a zone are UTC."""
 
     table: Table
     column: str
@@ -223,22 +228,21 @@ class EventTimes:
 
     @classmethod
     def of(cls, table: Table, column: str) -> EventTimes:
-        """Find the column. Raises InvalidArgument if the column does not exist or has no time."""
+        """Find the column. Raises InvalidArgument if the column does not exist, or has neither timestamps nor dates."""
         try:
             field = table.schema().find_field(column)
         except ValueError as e:
-            names = ", ".join(one.name for one in table.schema().fields)
+            names = ", ".join(known_field.name for known_field in table.schema().fields)
             raise InvalidArgument(_ARGUMENT, f"{column!r} is not a column of {_name(table)}; it has {names}.") from e
         if not isinstance(field.field_type, PrimitiveType) or _milliseconds(field.field_type, 0) is None:
             raise InvalidArgument(_ARGUMENT, f"{column!r} is of type {field.field_type}, not a timestamp or a date.")
         return cls(table, column, field.field_id, field.field_type)
 
     def newest(self, snapshot_ids: Iterable[int], until_ms: int) -> int | None:
-        """Return the newest event in the files added by the given snapshots.
+        """Return the newest time up to `until_ms` in the files that the snapshots added, or None without any.
 
-        Returns None without an event up to `until_ms`. Times are milliseconds since the epoch. A file with an event
-        dated after `until_ms` is skipped: its bound does not show the newest past event. Raises InvalidArgument if the
-        manifests keep no bounds of the column.
+        Times are milliseconds since the epoch. A file whose greatest time is after `until_ms` is left out: its bound
+        does not show the newest time before. Raises InvalidArgument if the manifests keep no bounds of the column.
         """
         newest: int | None = None
         for file in self._files(set(snapshot_ids)):
@@ -246,12 +250,14 @@ class EventTimes:
             if bound is None:
                 self._check_empty(file)
                 continue
-            at = _milliseconds(self.type, int(from_bytes(self.type, bound)))
-            if at is not None and at > until_ms - _DAY_MS and isinstance(self.type, DateType):
-                # A date column's day reaches to its end, which for today is in the future.
-                at = min(at, until_ms) if at - _DAY_MS < until_ms else at
-            if at is not None and at <= until_ms and (newest is None or at > newest):
-                newest = at
+            time_ms = _milliseconds(self.type, int(from_bytes(self.type, bound)))
+            if time_ms is None:
+                continue
+            if isinstance(self.type, DateType) and time_ms - _DAY_MS < until_ms:
+                # A date stands for the end of its day, which is in the future for today.
+                time_ms = min(time_ms, until_ms)
+            if time_ms <= until_ms:
+                newest = time_ms if newest is None else max(newest, time_ms)
         return newest
 
     def _files(self, snapshot_ids: set[int]) -> Iterator[DataFile]:
@@ -260,9 +266,10 @@ class EventTimes:
                 yield from added_files(self.table, snapshot)
 
     def _check_empty(self, file: DataFile) -> None:
-        nulls = (file.null_value_counts or {}).get(self.field_id)
+        """Raise InvalidArgument for a file with values of the column, but without its bounds in the manifest."""
+        null_count = (file.null_value_counts or {}).get(self.field_id)
         # A file without rows, or with only nulls, has no bounds for a good reason.
-        if file.record_count and nulls != file.record_count:
+        if file.record_count and null_count != file.record_count:
             raise InvalidArgument(
                 _ARGUMENT,
                 f"the manifests of {_name(self.table)} keep no bounds of {self.column!r}.",
@@ -277,7 +284,7 @@ def _milliseconds(kind: IcebergType, value: int) -> int | None:
         return value // 1000
     if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
         return value // 1_000_000
-    # A date means events up to the day's end.
+    # A date stands for the last millisecond of its day.
     return (value + 1) * _DAY_MS - 1 if isinstance(kind, DateType) else None
 
 

@@ -1,7 +1,7 @@
 """Contents of a table as a document of bounded size: files, newest snapshots, and samples of rejected records.
 
-The document is written to Airflow's database for people to read. So it hides likely secrets in a record, and escapes
-characters that are not printable.
+The document is written to Airflow's database for people to read. So likely secrets in records are hidden, and
+characters that are not printable are escaped.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest_
 MOST_SAMPLES = 10
 MOST_REASONS = 5
 MOST_SNAPSHOTS = 10
-MOST_CHARACTERS = 200
-# The document, as JSON.
-MOST_BYTES = 32 * 2**10
-# Reject files that are read for samples.
-READ_BYTES = 32 * 2**20
-# Characters of a value that are searched for secrets: more than are shown.
-_LOOKED_AT = 1000
+MOST_CHARACTERS = 200  # most characters of a text from a record
+MOST_BYTES = 32 * 2**10  # most bytes of the document as JSON
+READ_BYTES = 32 * 2**20  # most bytes of reject files that are read for samples
+# Characters of a value that are searched for secrets: a secret may reach beyond the shown characters.
+_SEARCHED_CHARACTERS = 1000
 _COLUMNS = ("stage", "error", "value", "run_id")
 _WORD = re.compile(r"[\w.-]+")
-# Name in the document: key in the summary of a snapshot.
+# By name in the document: the key in a snapshot's summary.
 _TOTALS = {
     "data_files": "total-data-files",
     "delete_files": "total-delete-files",
@@ -55,7 +53,7 @@ class TableContents:
     """A look at an Iceberg table. Raises InvalidArgument.
 
     :param consumer_group: the group whose rejected records are shown.
-    :param samples: most rejected records shown for each reason; 0 for no samples.
+    :param samples: how many rejected records are shown for each reason, at most; 0 for no samples.
     """
 
     table: str
@@ -79,17 +77,18 @@ class TableContents:
             "files": _files(main),
             "snapshots": {
                 "count": len(main.metadata.snapshots),
-                "newest": [_snapshot(one) for one in newest_snapshots(main, MOST_SNAPSHOTS)],
+                "newest": [_snapshot(record) for record in newest_snapshots(main, MOST_SNAPSHOTS)],
             },
             "rejects": self._rejects(main, rejects),
         }
         return _cut_to_size(document)
 
     def _rejects(self, main: Table, rejects: Table | None) -> dict[str, Any]:
-        """Return the number of the group's rejected records, and the newest records' reasons with samples.
+        """Return the number of the group's rejected records, and the reasons of the newest, with samples.
 
-        `count` is the number in the ledger. At most READ_BYTES of the reject table are read: `looked_at` is the number
-        of records read, and `kinds` the number of their reasons. At most MOST_REASONS reasons are returned.
+        `count` is the number of rejected records in the ledger. Of the reject table at most READ_BYTES are read:
+        `looked_at` is the number of records read, and `kinds` the number of their reasons. `reasons` has at most
+        MOST_REASONS of these.
         """
         ledger = ledger_store.read_ledger(main, self.consumer_group)
         count = sum(entry.counts.rejected for entry in ledger.topics.values())
@@ -99,16 +98,16 @@ class TableContents:
             reasons = by_reason(rows, self.samples)
         return {
             "count": count,
-            "looked_at": sum(one.count for one in reasons),
+            "looked_at": sum(reason.count for reason in reasons),
             "kinds": len(reasons),
             "reasons": [
                 {
-                    "stage": one.stage,
-                    "reason": excerpt(one.kind, MOST_CHARACTERS),
-                    "records": one.count,
-                    "samples": [_sample(example) for example in one.examples],
+                    "stage": reason.stage,
+                    "reason": excerpt(reason.kind, MOST_CHARACTERS),
+                    "records": reason.count,
+                    "samples": [_sample(example) for example in reason.examples],
                 }
-                for one in reasons[:MOST_REASONS]
+                for reason in reasons[:MOST_REASONS]
             ],
         }
 
@@ -116,7 +115,7 @@ class TableContents:
 def _files(table: Table) -> dict[str, int | str | None]:
     """Return the numbers of data files, delete files, bytes, rows and small files, and the time of the last compaction.
 
-    They are from summaries of snapshots; a number that the summary does not have is None.
+    The numbers are from summaries of snapshots. A number that the summary does not have is None.
     """
     snapshot = table.metadata.current_snapshot()
     summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
@@ -144,7 +143,7 @@ def _snapshot(record: SnapshotRecord) -> dict[str, Any]:
 
 def _sample(example: RejectExample) -> dict[str, Any]:
     value = example.value
-    text = None if value is None else without_secrets(value[:_LOOKED_AT].decode(errors="backslashreplace"))
+    text = None if value is None else without_secrets(value[:_SEARCHED_CHARACTERS].decode(errors="backslashreplace"))
     return {
         "topic": example.topic,
         "partition": example.partition,
@@ -157,16 +156,18 @@ def _sample(example: RejectExample) -> dict[str, Any]:
 
 
 def _without_secrets(error: str) -> str:
-    """Return the text of an error without secrets: without all quoted values if it names something secret."""
-    return kind_of(error) if any(map(is_secret_name, _WORD.findall(error))) else without_secrets(error)
+    """Return the text of an error without secrets. If the text has a secret's name, all quoted values are removed."""
+    names_secret = any(map(is_secret_name, _WORD.findall(error)))
+    return kind_of(error) if names_secret else without_secrets(error)
 
 
 def _cut_to_size(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document with fewer samples, if larger than MOST_BYTES: the last samples go first.
+    """Remove samples from a document, the last first, until the document has at most MOST_BYTES or no samples.
 
-    The document is changed in place. If no samples are left, it is returned at any size.
+    Returns the same document, changed in place.
     """
-    samples = [one["samples"] for one in document["rejects"]["reasons"]]
-    while len(json.dumps(document)) > MOST_BYTES and any(samples):
-        next(filter(None, reversed(samples))).pop()
+    samples_by_reason = [reason["samples"] for reason in document["rejects"]["reasons"]]
+    while len(json.dumps(document)) > MOST_BYTES and any(samples_by_reason):
+        last_samples = next(samples for samples in reversed(samples_by_reason) if samples)
+        last_samples.pop()
     return document

@@ -34,10 +34,10 @@ from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import BranchHistory, look_back, read_ledgers
 
-# Iceberg's operations of snapshots.
-_OPERATIONS = ("append", "overwrite", "replace", "delete")
+_OPERATIONS = ("append", "overwrite", "replace", "delete")  # Iceberg's operations of snapshots
 
 
+# Parsers of settings: from the argument's name and its value to the value of the field.
 def _text(_: str, value: object) -> str | None:
     return str(value) if is_given(value) else None
 
@@ -47,18 +47,19 @@ def _branch(_: str, value: object) -> str:
 
 
 def _operations(argument: str, value: object) -> tuple[str, ...]:
-    given = arguments.items(argument, value) or ()
-    for operation in given:
+    operations = arguments.items(argument, value) or ()
+    for operation in operations:
         if operation not in _OPERATIONS:
             raise InvalidArgument(argument, f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
-    return given
+    return operations
 
 
 @dataclass(frozen=True)
 class FreshnessConditions:
     """Conditions for a fresh table: arguments of `IcebergSnapshotFreshnessSensor`.
 
-    Ages are seconds, `complete_through` is milliseconds since the epoch. A condition that is None always holds.
+    `max_age` and `idle_after` are seconds, `complete_through` is milliseconds since the epoch. A condition that is None
+    always holds. `idle_is_fresh`: a table past `max_age` counts as fresh if all records of its topics are landed.
     """
 
     table: str
@@ -77,8 +78,8 @@ class FreshnessResult:
     """Result of a look: whether the table is fresh, and the reasons.
 
     `snapshot_id` and `rows` are of the newest landing that counts. `age` is the age of the newest landing or event, in
-    seconds. `through_ms` is the time, in milliseconds since the epoch, up to which the table is known to be complete,
-    or None if `complete_through` is not reached; with `max_age` alone the time of the newest landing or event.
+    seconds. `through_ms`, in milliseconds since the epoch, is the time up to which the table is complete, or None if
+    `complete_through` is not reached. Without `complete_through` it is the time of the newest landing or event.
     """
 
     fresh: bool
@@ -105,17 +106,18 @@ class FreshnessResult:
             "age": self.age,
             "rows": self.rows,
             "through": None if self.through_ms is None else iso(self.through_ms),
-            "reasons": [one.to_dict() for one in self.reasons],
+            "reasons": [reason.to_dict() for reason in self.reasons],
         }
 
 
 @dataclass(frozen=True, slots=True)
 class FreshnessFacts:
-    """Facts about a table. A fact that does not matter is not looked up, and has the default.
+    """Facts about a table. A fact that no condition needs is not looked up: its field has the default.
 
-    `event_ms` is the time of the newest event, or None without `event_time_column` or without events. `backlogs` are
-    pairs of a group and its backlog in a topic; empty if Kafka was not asked. `incomplete` are the reasons for which
-    `complete_through` is not reached: empty if it is reached, None if it is not given.
+    `event_ms` is the time of the newest event, in milliseconds since the epoch, or None without `event_time_column` or
+    without events. `backlogs` are pairs of a group and its backlog in a topic; empty if Kafka was not asked.
+    `incomplete` are the reasons for which the table is not complete up to `complete_through`: empty for a complete
+    table, None without `complete_through`.
     """
 
     history: BranchHistory
@@ -125,10 +127,11 @@ class FreshnessFacts:
 
 
 def measure_freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
-    """Decide whether a table is fresh: whether `max_age` and `complete_through` hold, if given.
+    """Decide whether a table is fresh: whether the conditions `max_age` and `complete_through` hold.
 
     A table past `max_age` also counts as fresh if its topics are idle; see `_judge_late`.
 
+    :param wanted: the conditions.
     :param now_ms: the time of the look, in milliseconds since the epoch.
     """
     fresh, reasons = True, list[StreamReason]()
@@ -168,7 +171,7 @@ def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) ->
 
 
 def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
-    """Return the reason for a table without a counting landing: never landed, or expired."""
+    """Return the reason for a table without a landing that counts: nothing was landed, or its snapshot has expired."""
     if history.expired:
         return StreamReason(
             StreamCause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown"
@@ -182,31 +185,34 @@ def no_landing_reason(wanted: FreshnessConditions, history: BranchHistory) -> St
 def _judge_late(
     wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
 ) -> tuple[bool, StreamReason]:
-    """Return whether a table past `max_age` counts as fresh, and the reason for the age.
+    """Return whether a table past `max_age` counts as fresh, and the reason for its age.
 
     The table counts as fresh only if Kafka was asked, all records of all topics are landed, and `idle_is_fresh` is set.
+
+    :param age: seconds since the newest landing or event, or None if unknown.
     """
-    assert wanted.max_age is not None, "see the caller"
-    behind = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
+    assert wanted.max_age is not None, "the caller checks the age only with max_age"
+    behind = [(group, backlog) for group, backlog in facts.backlogs if backlog.lacking or backlog.lost]
     age_text = (
         f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
     )
     if facts.backlogs and not behind:
-        topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
+        topics = ", ".join(sorted({backlog.topic for _, backlog in facts.backlogs}))
         return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {age_text}")
     if (landed_ms := facts.history.landed_ms) is None:
         return False, no_landing_reason(wanted, facts.history)
-    lands = now_ms - landed_ms <= wanted.max_age * 1000
+    is_landing = now_ms - landed_ms <= wanted.max_age * 1000
     lacks = [
-        f"group {group} lacks {one.lacking.width:,} offsets: {format_ranges(one.lacking)}" for group, one in behind
+        f"group {group} lacks {backlog.lacking.width:,} offsets: {format_ranges(backlog.lacking)}"
+        for group, backlog in behind
     ]
     text = "; ".join([f"{age_text}, allowed are {span(wanted.max_age)}", *lacks])
-    return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
+    return False, StreamReason(StreamCause.LATE_EVENTS if is_landing else StreamCause.STOPPED_CONSUMER, text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreshnessCheck(FreshnessConditions):
-    """`watching.asking.LookCheck` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
+    """`watching.asking.LookCheck` of `IcebergSnapshotFreshnessSensor`: the fields are the sensor's arguments."""
 
     iceberg_conn_id: str
     kafka_conn_id: str | None = None
@@ -236,17 +242,17 @@ class FreshnessCheck(FreshnessConditions):
     def look(self, connections: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.LookCheck`.
 
-        Kafka is asked only for `complete_through`, or, with `kafka_conn_id`, whether the topics of a table past
-        `max_age` are idle.
+        Kafka is asked in two cases: for `complete_through`, and for a table past `max_age`, if `kafka_conn_id` is set,
+        whether its topics are idle.
         """
         now_ms = int(time.time() * 1000)
         table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
-        facts: FreshnessFacts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
+        facts: FreshnessFacts = yield self._ask("landings", table, partial(self._facts_of_table, table, now_ms))
         if self._asks_kafka(facts, now_ms):
-            facts = yield from self._of_kafka(connections, table, facts, now_ms)
+            facts = yield from self._with_kafka(connections, table, facts, now_ms)
         result = measure_freshness(self, facts, now_ms)
-        late = LookOutcome.FAILED if self.fail_when_stale else LookOutcome.WAITING
-        outcome = LookOutcome.DONE if result.fresh else late
+        outcome_if_stale = LookOutcome.FAILED if self.fail_when_stale else LookOutcome.WAITING
+        outcome = LookOutcome.DONE if result.fresh else outcome_if_stale
         return Verdict(outcome, result.reasons, result.to_dict())
 
     def _asks_kafka(self, facts: FreshnessFacts, now_ms: int) -> bool:
@@ -254,54 +260,63 @@ class FreshnessCheck(FreshnessConditions):
             return True
         return is_given(self.kafka_conn_id) and not is_young(self, facts, now_ms)
 
-    def _landings(self, table: Table, now_ms: int) -> FreshnessFacts:
-        since = None
+    def _facts_of_table(self, table: Table, now_ms: int) -> FreshnessFacts:
+        """Return the facts that the table alone shows: its history, and the time of the newest event."""
+        since_ms = None
         if self.event_time_column is not None and self.max_age is not None:
-            # No event in an earlier landing is young enough.
-            since = now_ms - int(self.max_age * 1000)
-        history = look_back(table, self.consumer_group, self.branch, self.operations, since)
-        return FreshnessFacts(history, self._event(table, history, now_ms))
+            # Events of earlier landings are too old in any case.
+            since_ms = now_ms - int(self.max_age * 1000)
+        history = look_back(table, self.consumer_group, self.branch, self.operations, since_ms)
+        return FreshnessFacts(history, self._newest_event_ms(table, history, now_ms))
 
-    def _event(self, table: Table, history: BranchHistory, now_ms: int) -> int | None:
+    def _newest_event_ms(self, table: Table, history: BranchHistory, now_ms: int) -> int | None:
         if self.event_time_column is None:
             return None
-        column = EventTimes.of(table, self.event_time_column)
-        return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
+        event_times = EventTimes.of(table, self.event_time_column)
+        return event_times.newest([record.snapshot_id for record in history.recent], now_ms + CLOCK_SKEW_MS)
 
-    def _of_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
-        """Return the facts with the groups' backlogs, and with the reasons for an incomplete time.
+    def _with_kafka(self, connections: LookConnections, table: Table, facts: FreshnessFacts, now_ms: int) -> Step:
+        """Return the facts with the groups' backlogs, and with the reasons against `complete_through`.
 
-        Without a backlog the time is incomplete: nothing was landed. The reasons stay None without `complete_through`.
+        Without `complete_through` the reasons stay None. Without a backlog nothing was landed, which is the reason.
         """
         backlogs = []
         reasons: list[StreamReason] | None = [] if self.complete_through is not None else None
         watch: KafkaWatch = yield ask_kafka(connections, str(self.kafka_conn_id))
         completing = CompletenessQuestions(watch, str(self.kafka_conn_id), self.table)
-        of = partial(read_ledgers, table, self.consumer_group, self.branch)
-        ledgers: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
+        read = partial(read_ledgers, table, self.consumer_group, self.branch)
+        ledgers: Mapping[str, Ledger] = yield self._ask("ledgers", table, read)
         for group, ledger in ledgers.items():
             for topic in topics_of(ledger):
-                backlogs.append((group, (yield from completing.backlog(ledger, topic))))
+                backlog = yield from completing.backlog(ledger, topic)
+                backlogs.append((group, backlog))
                 if reasons is not None:
-                    reasons += yield from self._incomplete(completing, group, backlogs[-1][1], now_ms)
+                    reasons += yield from self._incomplete(completing, group, backlog, now_ms)
         if reasons is not None and not backlogs:
             reasons.append(no_landing_reason(self, facts.history))
         return replace(facts, backlogs=tuple(backlogs), incomplete=None if reasons is None else tuple(reasons))
 
     def _incomplete(self, completing: CompletenessQuestions, group: str, backlog: TopicBacklog, now_ms: int) -> Step:
-        at_ms, after = self.complete_through, self.idle_after
-        assert at_ms is not None, "see the caller"
+        """Return the reasons for which a group's topic is not complete up to `complete_through`."""
+        at_ms, idle_after = self.complete_through, self.idle_after
+        assert at_ms is not None, "the caller asks only with complete_through"
         if at_ms <= BEGINNING_MS:
             return []
         highs = yield completing.boundaries(backlog, at_ms)
         part, lows = covered_part(backlog.entry, at_ms), None
         if part is not None:
             lows = yield completing.boundaries(backlog, part[0])
-        is_idle = after is not None and now_ms - at_ms >= after * 1000
+        is_idle = idle_after is not None and now_ms - at_ms >= idle_after * 1000
         ends = (yield completing.ends(backlog)) if is_idle else None
         result = measure_completeness(backlog, highs, lows, self.table, ends=ends)
         return result.reasons(group, iso(at_ms))
 
     def _ask(self, kind: str, table: Table, answer: Any) -> LookQuestion:
-        same = tuple(getattr(self, one.name) for one in fields(FreshnessConditions) if one.name != "complete_through")
-        return LookQuestion((kind, self.iceberg_conn_id, table.metadata_location, same), answer)
+        """Return a question about a state of the table; `kind` is the part of its key that names the question."""
+        # These answers do not depend on `complete_through`, so that sensors of different times share them.
+        conditions = tuple(
+            getattr(self, condition.name)
+            for condition in fields(FreshnessConditions)
+            if condition.name != "complete_through"
+        )
+        return LookQuestion((kind, self.iceberg_conn_id, table.metadata_location, conditions), answer)

@@ -1,8 +1,8 @@
-"""Decision about the hours or days to emit, and to emit again: pure values and arithmetic.
+"""Decision about the partitions (hours or days) to emit, and to emit again: pure values and arithmetic.
 
-The rule: an hour is emitted once it is complete, and never before. Rows that land later with a time in it make it
-emitted again, marked, as soon as it is complete with them. The event itself carries the whole state: the newest
-event is enough to go on.
+A partition is emitted when it is complete, and never before. Late rows, which land after that with a time in the
+partition, let the partition be emitted again, marked, as soon as it is complete again. Each event contains the whole
+state: the newest event is enough to continue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from airflow_lakestream.core.codec import decode_ranges, encode_ranges
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce, overlapping
 
-# At most this many are emitted at a time; the rest by the next runs. Airflow writes the events in one transaction.
+# Most partitions that a run emits; the next runs emit more. Airflow writes a run's events in one transaction.
 MOST_EMITTED = 240
 # Topic and topic id.
 Incarnation = tuple[str, str]
 
 
 class PartitionLength(StrEnum):
-    """Length of a partition."""
+    """Length of an emitted partition."""
 
     HOUR = "hour"
     DAY = "day"
@@ -45,15 +45,16 @@ class PartitionLength(StrEnum):
 
         A partition that begins before `since_ms`, or ends after `until_ms`, is left out.
         """
-        first = -(-since_ms // self.width_ms) * self.width_ms
-        return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
+        width = self.width_ms
+        # The first multiple of the width at or after `since_ms`.
+        first = -(-since_ms // width) * width
+        return [(start, start + width) for start in range(first, until_ms - width + 1, width)]
 
 
 class GroupBeginning(NamedTuple):
-    """A time (milliseconds since the epoch) at which a group had begun, with the group's origin as text.
+    """A time, in milliseconds since the epoch, by which a group had begun to land, with the group's origin as text.
 
-    A rollback to before the group's first landing lets the group begin again, with another origin: the time is then no
-    longer valid.
+    After a rollback to before its first landing the group begins again, with another origin. The time is then invalid.
     """
 
     at_ms: int
@@ -61,12 +62,12 @@ class GroupBeginning(NamedTuple):
 
     @classmethod
     def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> GroupBeginning | None:
-        """Return the group's beginning by the first of these spans, or None without spans."""
-        first = min((start for start, _ in spans), default=None)
-        return None if first is None else cls(first, cls.text_of(entry))
+        """Return the group's beginning by the start of the first span, or None without spans."""
+        first_start = min((start for start, _ in spans), default=None)
+        return None if first_start is None else cls(first_start, cls.text_of(entry))
 
     def holds(self, span: Interval, entry: TopicEntry) -> bool:
-        """Return whether the group had certainly begun by a span's start."""
+        """Return whether this beginning proves that the group had begun by a span's start."""
         return self.at_ms <= span[0] and self.origin == self.text_of(entry)
 
     @staticmethod
@@ -77,11 +78,13 @@ class GroupBeginning(NamedTuple):
 
 @dataclass(frozen=True)
 class EmittedPartitions:
-    """State after an emission: all partitions emitted up to then.
+    """State after an emission: all partitions that were emitted.
 
-    `spans` are the times of the emitted partitions. `landed` are the offsets that the table held then. `waiting` are
-    late rows of emitted partitions, by the partition's start, that are not emitted yet. `begun` has by topic a time by
-    which the group had begun, observed while Kafka still had the records of that time.
+    :param number: the number of emissions.
+    :param spans: the times of the emitted partitions, as (start, end) in milliseconds since the epoch.
+    :param landed: by topic, the offsets that the table had at the emission.
+    :param waiting: by the start of an emitted partition, the number of late rows that were not emitted yet.
+    :param begun: by topic, a time by which the group had begun, observed while Kafka still had records of that time.
     """
 
     number: int = 0
@@ -95,10 +98,7 @@ class EmittedPartitions:
         return any(start <= span[0] and span[1] <= end for start, end in overlapping(self.spans, *span))
 
     def unseen(self, ledger: Ledger) -> RangeSet:
-        """Return the offsets landed since the last emission.
-
-        The result is empty before the first emission: no row can then be late.
-        """
+        """Return the offsets landed since the last emission; none before the first, when no row can be late."""
         if not self.spans:
             return RangeSet()
         return union(ranges - self.landed.get(key, RangeSet()) for key, ranges in landed_of(ledger).items())
@@ -109,25 +109,29 @@ class EmittedPartitions:
             "number": self.number,
             "spans": [list(span) for span in self.spans],
             "landed": [[*key, encode_ranges(ranges, key[0])] for key, ranges in self.landed.items()],
-            "waiting": [list(one) for one in self.waiting.items()],
-            "begun": [[*key, *one] for key, one in self.begun.items()],
+            "waiting": [list(item) for item in self.waiting.items()],
+            "begun": [[*key, *beginning] for key, beginning in self.begun.items()],
         }
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> EmittedPartitions:
-        """Read the values of `to_json`."""
+        """Return the state with the values of `to_json`."""
         return cls(
             int(value["number"]),
             tuple((start, end) for start, end in value["spans"]),
             {(topic, topic_id): decode_ranges(text, topic) for topic, topic_id, text in value["landed"]},
             dict(value["waiting"]),
-            {(topic, topic_id): GroupBeginning(*one) for topic, topic_id, *one in value["begun"]},
+            {(topic, topic_id): GroupBeginning(at_ms, origin) for topic, topic_id, at_ms, origin in value["begun"]},
         )
 
 
 @dataclass(frozen=True)
 class PartitionEmission:
-    """The partitions to emit now, by start, and the number of late rows of each partition to emit again."""
+    """The partitions to emit now.
+
+    `new` are the starts of partitions that were never emitted. `reopened` has by start the number of late rows of each
+    partition to emit again. `after` is the state after the emission.
+    """
 
     new: tuple[int, ...]
     reopened: Mapping[int, int]
@@ -141,14 +145,16 @@ class PartitionEmission:
 
 def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
     """Return a table's landed offsets, by topic."""
-    return {(one.topic, one.topic_id): entry.landed for one, entry in ledger.topics.items() if entry.landed}
+    return {
+        (identity.topic, identity.topic_id): entry.landed for identity, entry in ledger.topics.items() if entry.landed
+    }
 
 
 def late_of(before: EmittedPartitions, new_rows: Mapping[int, int]) -> dict[int, int]:
     """Return the late rows still to be emitted, by the partition's start.
 
-    :param before: the state with the late rows found by earlier looks.
-    :param new_rows: the late rows found now.
+    :param before: the last state, with the late rows that earlier looks have found.
+    :param new_rows: by the partition's start, the number of late rows that this look has found.
     """
     starts = sorted({*before.waiting, *new_rows})
     return {start: before.waiting.get(start, 0) + new_rows.get(start, 0) for start in starts}
@@ -159,8 +165,8 @@ def emission_candidates(
 ) -> list[Interval]:
     """Return the candidates for an emission, in order.
 
-    These are the whole partitions from `since_ms` until `until_ms` that are not emitted yet, and the emitted partitions
-    with late rows.
+    Candidates are the whole partitions from `since_ms` until `until_ms` that were not emitted yet, and the emitted
+    partitions with late rows.
 
     :param late: the starts of partitions with late rows.
     """
@@ -175,10 +181,9 @@ def plan_emission(
     complete: Collection[Interval],
     by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
 ) -> PartitionEmission | None:
-    """Return the emission of the oldest complete partitions, `MOST_EMITTED` at most.
+    """Return the emission of the oldest complete partitions, `MOST_EMITTED` at most, or None without any.
 
-    Returns None without a complete partition. Late rows of partitions that are not emitted now wait in the state after
-    the emission.
+    The state after the emission has the late rows of partitions that are not emitted now.
 
     :param late: see `late_of`.
     :param complete: the candidates that are complete.
@@ -204,18 +209,19 @@ def _new_beginnings(
     by_origin: Mapping[Incarnation, Collection[Interval]],
     spans: Collection[Interval],
 ) -> dict[Incarnation, GroupBeginning]:
-    """Return by topic the beginnings of the group to note with this emission.
+    """Return by topic the group's beginnings to add to the state.
 
     A topic has a beginning if a partition to emit is complete because the group had begun by then. A known beginning is
-    replaced only if the group has another origin now.
+    kept, unless the group has another origin now.
 
     :param spans: the partitions to emit.
     """
     beginnings = {}
     for identity, entry in ledger.topics.items():
         key = identity.topic, identity.topic_id
-        one = GroupBeginning.first_of((span for span in spans if span in by_origin.get(key, ())), entry)
+        proving = [span for span in spans if span in by_origin.get(key, ())]
+        beginning = GroupBeginning.first_of(proving, entry)
         known = before.begun.get(key)
-        if one is not None and (known is None or known.origin != one.origin):
-            beginnings[key] = one
+        if beginning is not None and (known is None or known.origin != beginning.origin):
+            beginnings[key] = beginning
     return beginnings

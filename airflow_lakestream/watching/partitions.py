@@ -1,4 +1,4 @@
-"""The look before emitting a table's partitions: for complete partitions, and for late rows."""
+"""The look before a table's partitions (hours or days) are emitted: for complete partitions and for late rows."""
 
 from __future__ import annotations
 
@@ -54,14 +54,12 @@ from airflow_lakestream.watching.streams.landings import read_ledgers
 
 
 def check_columns(table: Table, column: str, every: PartitionLength) -> None:
-    """Refuse a table without the times of rows or the positions of records.
+    """Refuse a table whose rows have no times, or no positions of their records. Raises InvalidArgument, NoPositions.
 
     :param column: the column of times, at the top level of the schema; a date only for partitions of a day.
-
-    Raises InvalidArgument, NoPositions.
     """
     event_times = EventTimes.of(table, column)
-    if column not in {one.name for one in table.schema().fields}:
+    if column not in {field.name for field in table.schema().fields}:
         raise InvalidArgument("event_time_column", f"{column!r} is within a struct.", "Give a column of the table.")
     if isinstance(event_times.type, DateType) and every is PartitionLength.HOUR:
         raise InvalidArgument("event_time_column", f"{column!r} is a date, without an hour.", 'Give every="day".')
@@ -71,9 +69,9 @@ def check_columns(table: Table, column: str, every: PartitionLength) -> None:
 def late_rows(
     table: Table, column: str, every: PartitionLength, before: EmittedPartitions, unseen: RangeSet
 ) -> dict[int, int]:
-    """Return the number of late rows by the start of the emitted partition.
+    """Return by the start of an emitted partition the number of late rows.
 
-    Late are rows with an offset in `unseen` and a time in a partition of `before`. Only files that may hold such
+    A late row has an offset in `unseen`, and a time in a partition of `before`. Only files that may contain such
     offsets are read.
 
     :param column: the column of times, see `check_columns`.
@@ -87,9 +85,10 @@ def late_rows(
     if not unseen:
         return late
     try:
-        for task in _files(table, unseen):
+        for task in _files_with(table, unseen):
             for rows in read_rows(table.metadata, table.io, task, columns=(*COORDINATES, column)):
-                late.update(_starts(rows.filter(is_hit(rows, unseen))[column], every))
+                new_rows = rows.filter(is_hit(rows, unseen))
+                late.update(_rows_by_start(new_rows[column], every))
     except (OSError, ValueError, pa.ArrowException) as e:
         # PyIceberg raises ValueError for delete files that it can't apply.
         raise UnreadableRows(name_of(table), e) from e
@@ -97,12 +96,12 @@ def late_rows(
     return {start: rows for start, rows in late.items() if before.has((start, start + width))}
 
 
-def _files(table: Table, unseen: RangeSet) -> Iterator[FileScanTask]:
-    return (task for task in live_files(table) if may_hold(table.metadata, task.file, unseen))
+def _files_with(table: Table, offsets: RangeSet) -> Iterator[FileScanTask]:
+    return (task for task in live_files(table) if may_hold(table.metadata, task.file, offsets))
 
 
-def _starts(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
-    """Return the number of rows by the start of the partition with the row's time.
+def _rows_by_start(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
+    """Return by the start of a partition the number of rows with a time in the partition.
 
     :param times: the rows' times; nulls are left out.
     """
@@ -119,13 +118,13 @@ def _starts(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
     return dict(zip(starts.tolist(), counts.tolist(), strict=True))
 
 
-# Asks questions, and returns whether a condition holds for a span.
-Holds = Callable[[Interval], Generator[LookQuestion, Any, Any]]
+# A condition of a span: yields questions, receives the answers, returns a bool.
+SpanCondition = Callable[[Interval], Generator[LookQuestion, Any, Any]]
 
 
 @dataclass(frozen=True)
 class PartitionsResult:
-    """Result of a look: the partitions to emit, if any, and the reasons for an incomplete next partition."""
+    """Result of a look: the partitions to emit, or None, and the reasons why the next partition is not complete."""
 
     emission: PartitionEmission | None
     reasons: tuple[StreamReason, ...] = ()
@@ -138,7 +137,7 @@ class PartitionsResult:
 
 @dataclass(frozen=True)
 class PartitionsLook:
-    """The table with the partitions to emit; see `AssetPartitionsOperator` for the fields. Raises InvalidArgument."""
+    """A table with partitions to emit. The fields are `AssetPartitionsOperator`'s arguments. Raises InvalidArgument."""
 
     table: str
     consumer_group: str
@@ -172,7 +171,7 @@ class PartitionsLook:
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         table: Table = yield from ask_table(connections, self.iceberg_conn_id, self.table)
         check_columns(table, self.event_time_column, self.every)
-        # Before Kafka is asked: partitions are complete only by offsets that this table has.
+        # Before Kafka is asked: only offsets in this state of the table can complete a partition.
         ledger = read_ledgers(table, self.consumer_group)[self.consumer_group]
         if not ledger.topics:
             raise NotThere(f"consumer_group: {self.table} has no ledger of {self.consumer_group!r}.")
@@ -187,7 +186,7 @@ class PartitionsLook:
 
         Only partitions that are complete in all topics of the ledger are emitted.
 
-        :param new_rows: late rows found now in emitted partitions, by the partition's start.
+        :param new_rows: by the start of an emitted partition, the number of late rows that this look has found.
 
         Raises DataLoss if records are lost and no partition can be emitted; otherwise the result's reasons contain the
         loss.
@@ -201,24 +200,28 @@ class PartitionsLook:
         for topic in topics_of(ledger) if spans else ():
             backlog = yield from completing.backlog(ledger, topic)
             key = backlog.state.identity.topic, backlog.state.identity.topic_id
-            one = _TopicSpans(
+            topic_spans = _TopicSpans(
                 completing, backlog, self.consumer_group, self.idle_after, now_ms, begun=before.begun.get(key)
             )
-            # After the last topic only spans are left that are complete in all topics.
-            spans = yield from one.complete(spans)
-            reasons += one.reasons
-            losses += one.losses
-            by_origin[key] = one.by_origin
+            # Each topic leaves out its incomplete spans: those left at the end are complete in all topics.
+            spans = yield from topic_spans.complete(spans)
+            reasons += topic_spans.reasons
+            losses += topic_spans.losses
+            by_origin[key] = topic_spans.by_origin
         emission = plan_emission(before, ledger, late, spans, by_origin)
         if losses and emission is None:
             raise losses[0]
-        return PartitionsResult(
-            emission, (*reasons, *(StreamReason(StreamCause.LOST_RECORDS, str(loss)) for loss in losses[:1]))
-        )
+        if losses:
+            reasons.append(StreamReason(StreamCause.LOST_RECORDS, str(losses[0])))
+        return PartitionsResult(emission, tuple(reasons))
 
 
 class _TopicSpans:
-    """Looks for the complete spans of a topic."""
+    """Search for the complete spans of a topic.
+
+    :param idle_seconds: time without a record after which an open boundary may count as closed; None: it never does.
+    :param begun: a known time by which the group had begun, or None.
+    """
 
     def __init__(
         self,
@@ -246,33 +249,34 @@ class _TopicSpans:
     def complete(self, spans: Sequence[Interval]) -> Step:
         """Return the complete spans among sorted spans; also set `reasons`, `losses` and `by_origin`.
 
-        Among spans within the same covered time, or outside of any, each span is complete if a later span is complete.
-        So a binary search asks Kafka about few spans. `by_origin` are the complete spans outside of any covered time.
+        Among spans within one covered time, or outside of any, a span is complete if a later span is. So a binary
+        search asks Kafka about few spans. `by_origin` gets the complete spans outside of any covered time.
         """
         complete_spans: list[Interval] = []
-        for part, group in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
+        for part, spans_of_part in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
+            # Outside of covered times only a group that resumes promises complete spans.
             if part is None and not self._backlog.entry.origin:
                 continue
-            part_spans = list(group)
+            part_spans = list(spans_of_part)
             lows = None if part is None else (yield from self._boundaries_at(part[0]))
             if lows is not None and (doubtful := self._doubtful_partitions(lows)):
                 text = f"Kafka has removed records that may be of the covered time and are not landed: {doubtful}"
                 self.reasons = self.reasons or [StreamReason(StreamCause.LOST_RECORDS, text)]
                 continue
             first = 0 if part is not None else (yield from _first_index(part_spans, self._begins_by))
-            last = yield from _first_index(part_spans[first:], partial(self._is_lacking, lows=lows))
-            complete_spans += part_spans[first : first + last]
+            count = yield from _first_index(part_spans[first:], partial(self._is_lacking, lows=lows))
+            end = first + count
+            complete_spans += part_spans[first:end]
             if part is None:
-                self.by_origin.update(part_spans[first : first + last])
-            if first + last < len(part_spans) and not self.reasons:
-                self.reasons = self._reasons_by_span.get(part_spans[first + last], [])
+                self.by_origin.update(part_spans[first:end])
+            if end < len(part_spans) and not self.reasons:
+                self.reasons = self._reasons_by_span.get(part_spans[end], [])
         return complete_spans
 
     def _doubtful_partitions(self, lows: Mapping[int, TimeBoundary]) -> str:
-        """Return as text the partitions with possibly removed records at the beginning of a covered time.
+        """Return, as text, the partitions from which Kafka may have removed records of a covered time.
 
-        In such a partition the log now begins with the covered time, and the offset before is not in the ledger: Kafka
-        may have removed records of the time.
+        In such a partition the log now begins at the covered time, and the ledger does not have the offset before.
 
         :param lows: by partition, the boundary at the start of the covered time.
         """
@@ -284,15 +288,16 @@ class _TopicSpans:
         )
 
     def _begins_by(self, span: Interval) -> Step:
-        """Return whether the group certainly begins at the span's start, or before.
+        """Return whether the group has certainly begun by the span's start.
 
-        An earlier emission may have noted this. Otherwise the group's first offset is compared with the boundary of the
-        span's start: records below the group's beginning were never landed. If the log itself begins with the span, the
-        answer is False, since Kafka may have removed records of the span.
+        An earlier emission may have proved this. Otherwise the group's first offset is compared with the boundary of
+        the span's start. The answer is False if the log itself begins at the boundary: Kafka may have removed records
+        of the span.
         """
         if self._begun is not None and self._begun.holds(span, self._backlog.entry):
             return True
-        bounds, marks = (yield from self._boundaries_at(span[0])), self._backlog.state.marks
+        bounds = yield from self._boundaries_at(span[0])
+        marks = self._backlog.state.marks
         begins = begins_of(self._backlog, bounds, None)
         return all(
             begins[p] == 0 or (begins[p] <= bound.offset and bound.offset > marks[p].low) for p, bound in bounds.items()
@@ -301,15 +306,15 @@ class _TopicSpans:
     def _is_lacking(self, span: Interval, lows: Mapping[int, TimeBoundary] | None) -> Step:
         """Return whether records of the span are not landed, or may still come.
 
-        A loss is added to `losses`, and counts as lacking. The reasons are noted for the span.
+        A loss of records is added to `losses`, and counts as lacking. The reasons are kept by span.
         """
         highs = yield from self._boundaries_at(span[1])
-        idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
-        if idle and self._ends is None:
+        is_idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
+        if is_idle and self._ends is None:
             self._ends = yield self._completing.ends(self._backlog)
         try:
             result = measure_completeness(
-                self._backlog, highs, lows, self._completing.table, ends=self._ends if idle else None
+                self._backlog, highs, lows, self._completing.table, ends=self._ends if is_idle else None
             )
         except DataLoss as e:
             self.losses.append(e)
@@ -324,22 +329,22 @@ class _TopicSpans:
 
 
 def part_of(entry: TopicEntry, span: Interval) -> Interval | None:
-    """Return the covered time around a span, or None."""
+    """Return the covered time that contains a span, or None."""
     return next((part for part in entry.covered if part[0] <= span[0] and span[1] <= part[1]), None)
 
 
 def check_since(argument: str, value: object) -> int:
-    """Return a time from 1970 on, in milliseconds since then. Raises InvalidArgument."""
+    """Return a time in milliseconds since 1970. Raises InvalidArgument for an earlier or invalid time."""
     at_ms = arguments.milliseconds(argument, value)
     if at_ms < 0:
         raise InvalidArgument(argument, f"{value!r} is before 1970.", "Kafka has no such times.")
     return at_ms
 
 
-def _first_index(spans: Sequence[Interval], holds: Holds) -> Step:
-    """Return the index of the first span with `holds`, by binary search; or the number of spans.
+def _first_index(spans: Sequence[Interval], holds: SpanCondition) -> Step:
+    """Return the index of the first span for which a condition holds, by binary search; or the number of spans.
 
-    `holds` must be true for all spans after the first span with `holds`.
+    :param holds: the condition; if it holds for a span, it must hold for all later spans.
     """
     low, high = 0, len(spans)
     while low < high:

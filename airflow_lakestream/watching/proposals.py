@@ -1,4 +1,4 @@
-"""Proposals for a person to approve before a change: the exact offsets, and the consequences in words."""
+"""Proposals of changes for a person's approval: the exact offsets, and the consequences in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
 
 class ProposedChange(StrEnum):
-    """Kind of change: a receipt for lost records, or the records of a time in place of the landed rows."""
+    """Kind of change. LOSS: a receipt for lost records. REPLACE: the landed rows of a time are landed again."""
 
     LOSS = "loss"
     REPLACE = "replace"
@@ -40,11 +40,11 @@ class ChangeProposal:
 
 @dataclass(frozen=True)
 class Proposing:
-    """A change of a topic's records in an Iceberg table.
+    """A change of a topic's records in an Iceberg table, to be proposed.
 
     :param change: `"loss"` or `"replace"`, see `ProposedChange`.
-    :param start: begin of the time whose landed records are replaced. `"replace"` needs `start` and `end`; `"loss"`
-        ignores both.
+    :param start: begin of the time to replace. `"replace"` needs `start` and `end`; `"loss"` ignores both.
+    :param end: end of the time to replace, which is not included.
     """
 
     change: str
@@ -57,18 +57,15 @@ class Proposing:
     iceberg_conn_id: str = "iceberg_default"
 
     def propose(self, connections: LookConnections) -> ChangeProposal:
-        """Return the proposal, by a look at the ledger and at Kafka without a change.
+        """Look at the ledger and at Kafka, and return the proposal.
 
-        The proposal has no ranges if no record is lost, or no record of the time is landed. Raises InvalidArgument for
-        arguments that can't work, RangesGone if Kafka no longer has records to be replaced, NotThere, and the errors of
-        a look.
+        The proposal has no ranges if no record is lost, or if no record of the time is landed. Raises InvalidArgument
+        for impossible arguments, RangesGone if Kafka no longer has the records to land again, NotThere, and the errors
+        of a look.
         """
-        step = (
-            self._propose_loss
-            if choose(ProposedChange, "change", self.change) is ProposedChange.LOSS
-            else self._propose_replace
-        )
-        proposal: ChangeProposal = run_now(step(connections))
+        change = choose(ProposedChange, "change", self.change)
+        propose = self._propose_loss if change is ProposedChange.LOSS else self._propose_replace
+        proposal: ChangeProposal = run_now(propose(connections))
         return proposal
 
     @property
@@ -99,11 +96,12 @@ class Proposing:
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
         backlog = yield from completing.backlog(ledger, self.topic)
-        lows, highs = (yield completing.boundaries(backlog, start)), (yield completing.boundaries(backlog, end))
-        asked = union(RangeSet.of(self.topic, p, low.offset, highs[p].offset) for p, low in lows.items())
-        landed = backlog.entry.landed & asked
-        below = union(RangeSet.of(self.topic, p, 0, marks.low) for p, marks in backlog.state.marks.items())
-        if removed := landed & below:
+        lows = yield completing.boundaries(backlog, start)
+        highs = yield completing.boundaries(backlog, end)
+        of_time = union(RangeSet.of(self.topic, p, low.offset, highs[p].offset) for p, low in lows.items())
+        landed = backlog.entry.landed & of_time
+        below_log = union(RangeSet.of(self.topic, p, 0, marks.low) for p, marks in backlog.state.marks.items())
+        if removed := landed & below_log:
             raise RangesGone(removed, self.table)
         text = (
             f"{self.table} holds {landed.width} offsets of {self.topic} from {iso(start)} to {iso(end)}: "

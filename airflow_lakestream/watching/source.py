@@ -1,4 +1,4 @@
-"""The consumer of a sensor, and the questions about the progress of the consumer in each topic."""
+"""The consumer that a sensor watches, and the questions about its progress in each topic."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.streams.landings import TableStreams
 
 
-# Batches of a checkpoint from which the speed is measured: Spark keeps 100.
-_BATCHES = 20
-# Seconds: the speed is measured from the landings of this time, or from the last few landings.
-_STEPS_SINCE = 6 * 3600
+_BATCHES = 20  # newest batches of a checkpoint from which a query's speed is measured; Spark keeps 100
+# Seconds of the past whose landings give a stream's speed; the last few landings always count.
+_STEPS_SECONDS = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class PastCommit:
-    """A past commit: time (seconds since the epoch), run, and number of offsets by partition."""
+    """A past commit.
+
+    `at` is its time in seconds since the epoch, `run` the id of the run or batch, `offsets` the number of offsets by
+    partition.
+    """
 
     at: float
     run: str
@@ -48,12 +51,14 @@ class PastCommit:
 
 @dataclass(frozen=True)
 class ConsumerProgress:
-    """Offsets read by a consumer: either `positions` or `ledger` is given.
+    """The offsets that a consumer has read: either `positions` or `ledger` is set.
 
-    `positions` are the next offsets to read, by topic and partition. A partition without a position begins at `begins`;
-    None is the start of the log. `name` is for people. `newest_at` is the time of the last progress, in seconds since
-    the epoch, or None if unknown. `reasons` describe the consumer's state. `steps` are the last commits, newest first,
-    or None if unknown or not asked for.
+    :param name: the consumer, in words for people.
+    :param positions: by topic and partition, the next offset to read.
+    :param newest_at: the time of the last progress in seconds since the epoch, or None if unknown.
+    :param reasons: the reasons for which the consumer makes no progress, such as a failed query.
+    :param steps: the last commits, the newest first, or None if unknown or not wanted.
+    :param begins: the first offset to read of a partition without a position; None: the start of the log.
     """
 
     name: str
@@ -66,33 +71,34 @@ class ConsumerProgress:
     begins: int | None = field(default=None, kw_only=True)
 
     def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
-        """Return (readable unread offsets of a topic, unread offsets missing in the log).
+        """Return the unread offsets of a topic as a pair: those in the log, and those that Kafka no longer has.
 
         Both end at the last stable offset, as in `state`.
 
-        :param ends: limits for the check of `positions`, by partition: a position above the limit raises LogTruncated.
-            Default: the last stable offset. A ledger is always checked against the last stable offset.
+        :param ends: by partition, the highest valid position; a higher position raises LogTruncated. None: the last
+            stable offset, with which a ledger is always compared.
 
-        Raises LogTruncated if a partition is gone, or ends below the consumer's offsets; and TopicReplaced if the
+        Raises LogTruncated if a partition is gone, or ends below the consumer's offsets, and TopicReplaced if the
         ledger has the topic with another id.
         """
         if self.ledger is not None:
             backlog = backlog_of(self.ledger, state, self.name)
             return backlog.lacking, backlog.lost
         topic = state.identity.topic
-        known = (self.positions or {}).get(topic, {})
-        for p, position in known.items():
+        positions = (self.positions or {}).get(topic, {})
+        for p, position in positions.items():
             end = (ends or {}).get(p, state.marks[p].end) if p in state.marks else None
             if end is None or position > end:
                 raise LogTruncated(topic, p, position, end, self.name)
-        begins = {p: known.get(p, m.low if self.begins is None else self.begins) for p, m in state.marks.items()}
-        missing = union(RangeSet.of(topic, p, begins[p], m.end) for p, m in state.marks.items())
-        lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
+        defaults = {p: marks.low if self.begins is None else self.begins for p, marks in state.marks.items()}
+        begins = {**defaults, **positions}
+        missing = union(RangeSet.of(topic, p, begins[p], marks.end) for p, marks in state.marks.items())
+        lost = missing & union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
         return missing - lost, lost
 
 
 def of_streams(streams: TableStreams, table: str, consumer_group: str, with_steps: bool = False) -> ConsumerProgress:
-    """Return the progress by the ledger of a consumer group in a table.
+    """Return the progress of a stream, by the ledger of the consumer group in the table.
 
     :param with_steps: whether to return the last landings as `steps`, too.
 
@@ -101,14 +107,14 @@ def of_streams(streams: TableStreams, table: str, consumer_group: str, with_step
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
         raise NotThere(_no_ledger_text(f"table {table}", consumer_group, streams.groups()))
-    history = streams.history(consumer_group, since_ms=_since(with_steps))
+    history = streams.history(consumer_group, since_ms=_since_ms(with_steps))
     return _of_history(f"table {table}", ledger, history, with_steps)
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> ConsumerProgress:
-    """Return the progress of a Spark query, read from the checkpoint.
+    """Return the progress of a Spark query, by its checkpoint.
 
-    The positions are the ends of the last committed batch, or the query's first offsets before the first commit.
+    The positions are the ends of the last committed batch, or, before the first commit, the query's first offsets.
 
     :param properties: properties of the checkpoint's object store; None for a local checkpoint.
     :param with_steps: whether to return the last batches as `steps`, too.
@@ -126,39 +132,52 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
         positions.setdefault(topic, {})[p] = offset
     newest = checkpoint.started_at(checkpoint.committed[-1]) if checkpoint.committed else None
     steps = tuple(_steps(checkpoint)) if with_steps else None
-    name, reasons = f"checkpoint {location}", _of_query(location, properties)
-    # Spark reads new partitions from their start.
-    return ConsumerProgress(name, tuple(sorted(positions)), positions, None, newest, reasons, steps, begins=0)
+    return ConsumerProgress(
+        f"checkpoint {location}",
+        tuple(sorted(positions)),
+        positions,
+        newest_at=newest,
+        reasons=_reasons_of_query(location, properties),
+        steps=steps,
+        # Spark reads new partitions from their start.
+        begins=0,
+    )
 
 
 def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> ConsumerProgress:
-    """Return the progress by a consumer group's committed offsets.
+    """Return the progress of a consumer group, by its committed offsets.
 
     :param topics: the topics of interest; empty: all topics of the group.
 
-    Raises NotThere if the group has committed no offset at all, or no offset of one of the given topics.
+    Raises NotThere if the group has committed no offset, or no offset of one of these topics.
     """
-    wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
-    if not wanted or set(topics) - set(wanted):
-        of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
+    positions = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
+    if not positions or set(topics) - set(positions):
+        of_topics = f" of {', '.join(sorted(set(topics) - set(positions)))}" if topics else ""
         known = ", ".join(sorted(state.offsets)) or "no topic"
-        raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has offsets of {known}.")
+        raise NotThere(f"group_id: group {group!r} has committed no offset{of_topics}; it has offsets of {known}.")
     reasons = () if state.members else (StreamReason(StreamCause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
-    return ConsumerProgress(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
+    return ConsumerProgress(f"consumer group {group!r}", tuple(sorted(positions)), positions, reasons=reasons)
 
 
-def _since(with_steps: bool) -> int | None:
-    return int((time.time() - _STEPS_SINCE) * 1000) if with_steps else None
+def _since_ms(with_steps: bool) -> int | None:
+    return int((time.time() - _STEPS_SECONDS) * 1000) if with_steps else None
 
 
 def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
-    # Of the history's reasons only a rollback changes the lag: its records have to be landed again.
-    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is StreamCause.ROLLBACK)
+    """Return the progress by a ledger and the history of its landings."""
+    # Only a rollback changes the lag: its records have to be landed again. The other reasons do not matter here.
+    reasons = tuple(
+        reason for reason in history.reasons(int(time.time() * 1000)) if reason.cause is StreamCause.ROLLBACK
+    )
     steps = []
     for record in history.recent if with_steps else ():
         if record.landing is not None:
-            entries = record.landing.topics.values()
-            offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
+            offsets = {
+                partition: entry.landed.of_partition(*partition).width
+                for entry in record.landing.topics.values()
+                for partition in entry.landed.partitions
+            }
             steps.append(PastCommit(record.at_ms / 1000, record.landing.run_id, offsets))
     newest = None if history.landed_ms is None else history.landed_ms / 1000
     return ConsumerProgress(
@@ -166,10 +185,10 @@ def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: b
     )
 
 
-def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[StreamReason, ...]:
-    """Return the reason for a stopped query, by the driver's lease.
+def _reasons_of_query(location: str, properties: Mapping[str, str] | None) -> tuple[StreamReason, ...]:
+    """Return the reason for which a query does not run, by the lease of its driver.
 
-    The tuple has one reason. It is empty for a query without a lease or with a running driver.
+    The tuple is empty if the driver is running, or if there is no lease.
     """
     lease = read_lease(location, properties)
     if lease is None or lease.state() is LeaseState.HELD:
@@ -182,11 +201,12 @@ def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Stre
 
 
 def _steps(checkpoint: QueryCheckpoint) -> Iterator[PastCommit]:
-    known = set(checkpoint.planned)
+    """Yield the last batches as commits, the newest first, as far as Spark has kept their plans."""
+    planned = set(checkpoint.planned)
     for batch in reversed(checkpoint.committed[-_BATCHES:]):
-        at = checkpoint.started_at(batch) if batch in known else None
-        # Without the plan of the batch before, the first offset of this batch is unknown: Spark deletes old plans.
-        if at is None or (batch > 0 and batch - 1 not in known):
+        at = checkpoint.started_at(batch) if batch in planned else None
+        # The end in the plan of the batch before is the first offset of this batch.
+        if at is None or (batch > 0 and batch - 1 not in planned):
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
         yield PastCommit(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
@@ -197,7 +217,7 @@ def _no_ledger_text(name: str, consumer_group: str, groups: tuple[str, ...]) -> 
     return f"consumer_group: {name} has no ledger of {consumer_group!r}; it has ledgers of {known}."
 
 
-# Seconds that an opened connection is used: later changes to it then take effect.
+# Seconds for which looks share an opened connection. After that, changes of the connection in Airflow take effect.
 OPENED = 600.0
 
 
@@ -210,11 +230,12 @@ def _topics(argument: str, value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ConsumerSource:
-    """The consumer of a sensor: exactly `checkpoint_location`, `table` or `group_id` is given.
+    """The consumer that a sensor watches. The fields are the sensor's arguments.
 
-    The fields are the sensor's arguments. `topic` is a topic or several; none: all topics of the consumer. A table
-    needs `consumer_group`, the name of its ledger. `storage_conn_id` opens the store of a checkpoint or a Delta table.
-    Raises InvalidArgument for any other combination.
+    Exactly one of `checkpoint_location`, `table` and `group_id` is given. `topic` is a topic or several; without a
+    topic, all topics of the consumer are watched. A table needs `consumer_group`, the name of its ledger.
+    `storage_conn_id` opens the store of a checkpoint or a Delta table. Raises InvalidArgument for any other
+    combination.
     """
 
     topic: SettingField[tuple[str, ...]] = SettingField(None, _topics)
@@ -241,24 +262,24 @@ class ConsumerSource:
 
     @property
     def subject(self) -> str:
-        """Name of the consumer and topics."""
-        named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topic)
-        return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
+        """The consumer and its topics, as text: the same for sensors that watch the same."""
+        arguments = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topic)
+        return " ".join(str(argument) for argument in (self.kafka_conn_id, *arguments) if is_given(argument))
 
     def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Asking:
         """Find the progress of the consumer. Returns `ConsumerProgress`.
 
-        :param with_steps: whether the progress has the last commits, too.
+        :param with_steps: whether to find the last commits, too.
 
-        Raises the errors of `books.of_streams`, `books.of_checkpoint` or `books.of_group`.
+        Raises the errors of `of_streams`, `of_checkpoint` or `of_group`.
         """
         if is_given(self.checkpoint_location):
-            where = str(self.checkpoint_location)
+            location = str(self.checkpoint_location)
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             return (
                 yield LookQuestion(
-                    ("checkpoint", where, conn_id, with_steps),
-                    lambda: of_checkpoint(where, connections.store_properties(conn_id), with_steps),
+                    ("checkpoint", location, conn_id, with_steps),
+                    lambda: of_checkpoint(location, connections.store_properties(conn_id), with_steps),
                 )
             )
         if is_given(self.group_id):
@@ -269,16 +290,17 @@ class ConsumerSource:
         return (yield from self._of_table(connections, with_steps))
 
     def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
+        """Open the table, and find the progress by its ledger."""
         name, group = str(self.table), str(self.consumer_group)
         if LakeCapability.CATALOG in self.lake.can:
             table = yield from ask_table(connections, self.iceberg_conn_id, name)
-            place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
+            place, open_streams = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield LookQuestion(("delta", conn_id), lambda: connections.delta(conn_id), share_seconds=OPENED)
-            place, look = ("delta", conn_id or ""), partial(delta_streams, storage, name)
+            place, open_streams = ("delta", conn_id or ""), partial(delta_streams, storage, name)
         key = (*place, name, group, with_steps)
-        return (yield LookQuestion(key, lambda: of_streams(look(), name, group, with_steps)))
+        return (yield LookQuestion(key, lambda: of_streams(open_streams(), name, group, with_steps)))
 
     def unread(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
         """Find the unread offsets and the first unread record of each partition.
@@ -291,11 +313,10 @@ class ConsumerSource:
         return answers
 
     def unread_ranges(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
-        """Find the unread ranges. Returns a list of (`waiting.TopicLook`, unread, lost), by topic.
+        """Find the unread ranges. Returns by topic a triple: `TopicLook`, unread offsets, lost offsets.
 
-        `unread` are the unread offsets that can be read, `lost` the unread offsets that Kafka no longer has. Raises
-        NotThere if the consumer has no progress in a given topic, TopicMissing, TopicReplaced, LogTruncated,
-        KafkaUnavailable, KafkaRefused.
+        The unread offsets can be read; Kafka no longer has the lost offsets. Raises NotThere if the consumer has no
+        progress in one of the topics, TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
         """
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         answers = []
@@ -308,9 +329,9 @@ class ConsumerSource:
             try:
                 ranges, lost = progress.unread(state)
             except LogTruncated:
-                # Shared answers may have different ages: the topic's may be older than the consumer's. Ask again.
+                # The shared answer about the topic may be older than the answer about the consumer. Ask again.
                 state = yield self._ask_topic(watch, topic, share_seconds=0.0)
-                # A consumer of uncommitted records may also be past the first open transaction: use the log's end.
+                # A consumer that reads uncommitted records may be past the last stable offset: the log's end counts.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
                 ends = yield LookQuestion(key, partial(watch.high_watermarks, state), share_seconds=0.0)
                 ranges, lost = progress.unread(state, ends)
@@ -318,18 +339,18 @@ class ConsumerSource:
         return answers
 
     def _ask_topic(self, watch: KafkaWatch, topic: str, share_seconds: float | None = None) -> LookQuestion:
-        # With `share_seconds` the key is another, or the shared answer would be returned.
+        # The key differs with `share_seconds`: the same key would return the shared answer.
         key = ("topic", self.kafka_conn_id, topic, share_seconds is None)
         return LookQuestion(key, lambda: watch.topic(topic), share_seconds)
 
 
 def ask_kafka(connections: LookConnections, conn_id: str) -> LookQuestion:
-    """Ask for a `KafkaWatch` of a connection."""
+    """Return the question for a connection's `KafkaWatch`."""
     return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*connections.kafka(conn_id)), share_seconds=OPENED)
 
 
 def delta_streams(storage: Any, name: str) -> TableStreams:
-    """Open a Delta table. Raises NotThere."""
+    """Open the streams of a Delta table. Raises NotThere if the table does not exist."""
     lake = lake_of(name)
     streams: TableStreams | None = lake.part("books").at(storage, name)
     if streams is None:

@@ -95,8 +95,8 @@ MUTANTS = (
     CrossingMutant(
         "a lag sensor that leaves the last partition out",
         "airflow_lakestream/watching/lag/check.py",
-        "for p in sorted(one.state.marks):",
-        "for p in sorted(one.state.marks)[:-1]:",
+        "for p in sorted(topic.state.marks):",
+        "for p in sorted(topic.state.marks)[:-1]:",
         "sensors",
         "tests/sensors/test_sensor_lag.py::test_a_table_that_holds_all_is_caught_up_and_one_that_does_not_is_behind",
     ),

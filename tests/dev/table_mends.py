@@ -213,8 +213,8 @@ MENDS = (
     CrossingMutant(
         "old records behind young ones that are not counted",
         "airflow_lakestream/watching/lag/waiting.py",
-        "proven = [p for p in proven if p not in odd]",
-        "odd = frozenset()",
+        "proven = [p for p in proven if p not in only_first]",
+        "only_first = frozenset()",
         "integration",
         "tests/integration/test_far_behind.py"
         "::test_old_records_that_come_after_young_ones_are_all_overdue_or_at_least_the_first",

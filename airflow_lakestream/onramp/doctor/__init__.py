@@ -1,1 +1,1 @@
-"""Obstacles to a landing, found before the first run: a look for each part, a line for each finding."""
+"""Checks of a setup before the first run: a check for each part, a line for each finding."""

@@ -42,28 +42,31 @@ Look = Callable[[], Iterable[DoctorFinding]]
 
 
 def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[DoctorFinding]:
-    """Return the findings of a look; an error is a finding, too, after the findings before it. Secrets are hidden.
+    """Return the findings of a look at a part, without secrets. An error of the look is its last finding.
 
-    An error is WRONG if it needs a person: a terminal error, a missing import, an OSError. Otherwise it is UNKNOWN.
+    The health after an error is WRONG if a person has to act (a terminal error, a missing import, an OSError), and
+    otherwise UNKNOWN.
 
-    :param part: the part that is looked at, for the finding of an error.
+    :param part: the part, for the finding of an error.
     :param secrets: returns the texts to hide; called after the look, which may have opened connections.
     """
-    found: list[DoctorFinding] = []
+    findings: list[DoctorFinding] = []
     try:
-        # One by one: the findings before an error stay.
-        for one in look():
-            found.append(one)
+        # Appended one by one: an error does not discard the findings before.
+        for finding in look():
+            findings.append(finding)
     except LakestreamError as e:
-        found.append(DoctorFinding(part, PartHealth.UNKNOWN if isinstance(e, Transient) else PartHealth.WRONG, str(e)))
+        findings.append(
+            DoctorFinding(part, PartHealth.UNKNOWN if isinstance(e, Transient) else PartHealth.WRONG, str(e))
+        )
     except (ImportError, OSError) as e:
-        found.append(DoctorFinding(part, PartHealth.WRONG, f"{type(e).__name__}: {e}"))
+        findings.append(DoctorFinding(part, PartHealth.WRONG, f"{type(e).__name__}: {e}"))
     except Exception as e:  # noqa: BLE001  # for any error of a client, the other parts are still checked
-        found.append(DoctorFinding(part, PartHealth.UNKNOWN, f"{type(e).__name__}: {e}"))
+        findings.append(DoctorFinding(part, PartHealth.UNKNOWN, f"{type(e).__name__}: {e}"))
     hidden = list(secrets())
-    return [replace(one, text=" ".join(without_secrets(one.text, hidden).split())) for one in found]
+    return [replace(finding, text=" ".join(without_secrets(finding.text, hidden).split())) for finding in findings]
 
 
 def exit_code(findings: Sequence[DoctorFinding]) -> int:
     """Return 2 if a part could not be checked, 1 if a part is wrong, otherwise 0."""
-    return max((_EXIT_CODES.get(one.health, 0) for one in findings), default=0)
+    return max((_EXIT_CODES.get(finding.health, 0) for finding in findings), default=0)

@@ -17,17 +17,17 @@ from airflow_lakestream.registry.config import RegistryConfig
 
 BROKERS, TOPIC, REGISTRY, CLOCK = "brokers", "topic", "registry", "clock"
 _TLS = ("ssl", "sasl_ssl")
-_REGISTRY_SECONDS = 5.0
-# A record may be a little ahead: producers' clocks differ.
-_AHEAD_MS = 60_000
+_REGISTRY_SECONDS = 5.0  # longest wait for an answer of the registry
+_AHEAD_MS = 60_000  # a record may be that much ahead of this machine's clock: producers' clocks differ
 
 
 def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorFinding]:
-    """Connect with or without TLS, log in, and reach each broker at the advertised address.
+    """Connect with or without TLS, log in, and reach each broker at its advertised address.
 
-    The first problem ends the check; a part of the bootstrap servers may be out of reach. Raises KafkaMisconfigured,
+    The first problem ends the check, except that some bootstrap servers may be out of reach. Raises KafkaMisconfigured,
     and the errors of the log-in.
 
+    :param connection: librdkafka's configuration.
     :param where: name of the connection for texts.
     """
     try:
@@ -50,7 +50,7 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorF
         yield DoctorFinding(BROKERS, PartHealth.WRONG, f"{where}: {mismatch}")
         return
     brokers = KafkaCluster(connection, where).brokers()
-    unreached = [f"{one}: {problem}" for one in brokers.addresses if (problem := one.problem()) is not None]
+    unreached = [f"{address}: {problem}" for address in brokers.addresses if (problem := address.problem()) is not None]
     if unreached:
         remedy = "Correct advertised.listeners of the brokers, or make these names known here."
         text = f"brokers give clients addresses that can't be reached from here: {'; '.join(unreached)}. {remedy}"
@@ -63,15 +63,15 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorF
 
 
 def _mismatch(server: BrokerAddress, protocol: str) -> str | None:
-    """Return the contradiction between the port and `security.protocol` with a remedy.
+    """Return the contradiction between a port and `security.protocol`, with a remedy.
 
-    None if they agree, or if the port does not show whether it speaks TLS.
+    Returns None if both agree, or if the port does not show whether it speaks TLS.
     """
-    speaks = server.speaks_tls()
-    if speaks is True and protocol not in _TLS:
+    speaks_tls = server.speaks_tls()
+    if speaks_tls is True and protocol not in _TLS:
         wanted = "SASL_SSL" if protocol.startswith("sasl") else "SSL (or SASL_SSL)"
         return f"{server} speaks TLS, and security.protocol is {protocol.upper()}. Set it to {wanted}."
-    if speaks is False and protocol in _TLS:
+    if speaks_tls is False and protocol in _TLS:
         wanted = "SASL_PLAINTEXT" if protocol.startswith("sasl") else "PLAINTEXT"
         return (
             f"{server} does not speak TLS, and security.protocol is {protocol.upper()}. Name the port of the TLS "
@@ -81,7 +81,7 @@ def _mismatch(server: BrokerAddress, protocol: str) -> str | None:
 
 
 def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterator[DoctorFinding]:
-    """Describe the topic, read a record, and compare the record's time with this machine's.
+    """Describe the topic, read a record, and compare the record's timestamp with this machine's clock.
 
     Raises the errors of the connection, also for a missing topic.
     """
@@ -114,11 +114,11 @@ def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator
     client = RegistryClient(replace(config, retries=0, timeout=min(config.timeout, _REGISTRY_SECONDS)))
     subject = f"{topic or 'lakestream-doctor'}-value"
     try:
-        found = client.latest(subject)
+        schema = client.latest(subject)
     except SchemaNotFound:
-        none = f" It has no subject {subject}." if topic else ""
-        yield DoctorFinding(REGISTRY, PartHealth.OK, f"{config.url} answers.{none}")
+        missing = f" It has no subject {subject}." if topic else ""
+        yield DoctorFinding(REGISTRY, PartHealth.OK, f"{config.url} answers.{missing}")
         return
     yield DoctorFinding(
-        REGISTRY, PartHealth.OK, f"{config.url} answers: {subject} has schema {found.id} of type {found.kind}."
+        REGISTRY, PartHealth.OK, f"{config.url} answers: {subject} has schema {schema.id} of type {schema.kind}."
     )

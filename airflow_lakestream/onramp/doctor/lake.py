@@ -1,4 +1,4 @@
-"""Checks of the catalog and the store: a commit to a scratch table or a scratch file, removed afterwards."""
+"""Checks of the catalog and the store by a commit to a scratch table, or by a scratch file; both are removed again."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from airflow_lakestream.stores.folders import open_folder
 
 CATALOG, STORE, CLOCK = "catalog", "store", "clock"
 _SCRATCH = "lakestream_doctor_"
+# Allowed difference between the clocks of this machine and of a store.
 _SKEW_SECONDS = 60
 _ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
@@ -33,7 +34,8 @@ def check_catalog(
 ) -> Iterator[DoctorFinding]:
     """Open the catalog, check the table, and commit to a scratch table, unless `read_only`.
 
-    Raises the errors of catalog and store, and of a catalog or table unfit for commits. The table may be missing.
+    The table may be missing. Raises the errors of catalog and store, and of a catalog or table that is unfit for
+    commits.
     """
     catalog = open_catalog()
     namespaces = catalog.list_namespaces()
@@ -54,8 +56,11 @@ def check_catalog(
     yield from _with_scratch_table(catalog, table)
 
 
-# The scratch table is in the table's namespace, for its rights and its store; else in a namespace of its own.
 def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorFinding]:
+    """Create a scratch table, commit, read back, remove the table, and yield the findings.
+
+    The scratch table is in the table's namespace, whose rights and store it needs; or in a namespace of its own.
+    """
     scratch = f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
     namespace = table.rpartition(".")[0] if table is not None else scratch
     name = f"{namespace}.{scratch}"
@@ -87,9 +92,9 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorF
 
 
 def _compare_and_set(catalog: Catalog, name: str) -> DoctorFinding:
-    """Commit with the condition of a head that the table does not have, and return the finding.
+    """Try a commit for a head that the table does not have, and return the finding.
 
-    A catalog that accepts the commit would let runs overwrite rows.
+    With a catalog that accepts such a commit, runs would overwrite each other's rows.
     """
     stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
     try:
@@ -110,12 +115,12 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
     try:
         catalog.purge_table(name)
     except NotImplementedError:
-        # Some of PyIceberg's catalogs can only drop; remaining files are reported below.
+        # Some catalogs of PyIceberg can only drop a table: its files are left, which the caller reports.
         catalog.drop_table(name)
     left = bool(made.io.new_input(made.metadata_location).exists())
     location = urlsplit(made.location())
     if location.scheme in ("", "file"):
-        # On a disk empty folders stay. Only this look uses the name, which the namespace may have as well.
+        # On a disk empty folders are left, of the table and maybe of its namespace. No other program has these names.
         folder = Path(url2pathname(location.path))
         shutil.rmtree(folder, ignore_errors=True)
         if folder.parent.name.removesuffix(".db") == folder.name:
@@ -125,17 +130,18 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
 
 
 def _above(location: str, scratch: str) -> str:
-    """Return the folder above the scratch table, and above its own namespace, if it had one."""
+    """Return the folder above the scratch table, or above the namespace that was made for the table."""
     return location.partition(f"/{scratch}")[0]
 
 
 def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[DoctorFinding]:
-    """Write, create only if missing, read and delete a file, like a Delta commit and a checkpoint's lease.
+    """Create a scratch file only if it is missing, read and delete the file, and compare the store's clock.
 
-    The store's clock is compared, too. The file, and folders made for it, are removed again. Raises the store's errors.
+    A Delta commit and a checkpoint's lease need the same operations. Folders that are made for the file are removed,
+    too. Raises the store's errors.
 
     :param location: a path or a URI.
-    :param properties: how to reach an object store; see `stores.folders.open_folder`.
+    :param properties: settings of an object store; see `stores.folders.open_folder`.
     :param read_only: only list the location.
     """
     folder = open_folder(location, properties)
@@ -148,8 +154,8 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
     try:
         created = folder.create(name, content)
         written_at = time.time()
-        again = folder.create(name, b"another")
-        if not created or again or folder.read(name) != content:
+        created_again = folder.create(name, b"another")
+        if not created or created_again or folder.read(name) != content:
             remedy = "Use a store with conditional writes: a disk, S3, or one that is as strict."
             text = f"{location}: a file that was there could be created again: commits could overwrite each other."
             yield DoctorFinding(STORE, PartHealth.WRONG, f"{text} {remedy}")
@@ -165,6 +171,7 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
 
 
 def _clock(location: str, ahead: float) -> DoctorFinding:
+    """Return the finding about the store's clock, which is `ahead` seconds ahead of this machine's."""
     if abs(ahead) <= _SKEW_SECONDS:
         return DoctorFinding(
             CLOCK, PartHealth.OK, f"the time of {location} is this machine's, within {_SKEW_SECONDS} s."
@@ -176,9 +183,9 @@ def _clock(location: str, ahead: float) -> DoctorFinding:
 
 
 def _missing_folders(location: str) -> list[Path]:
-    """Return the missing folders of a location on a disk, the innermost first; empty for an object store."""
+    """Return the folders of a location that are missing on a disk, the innermost first; none for an object store."""
     scheme, _, rest = location.partition(":")
     if rest and "/" not in scheme and scheme != "file":
         return []
     path = Path("/" + rest.lstrip("/")) if scheme == "file" and rest else Path(location)
-    return [one for one in (path, *path.parents) if not one.exists()]
+    return [folder for folder in (path, *path.parents) if not folder.exists()]

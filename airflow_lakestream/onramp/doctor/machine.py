@@ -20,14 +20,13 @@ _SPARK = "spark"
 
 
 def check_java(*, needed: bool) -> Iterator[DoctorFinding]:
-    """Look for a Java version fit for Spark.
+    """Look for a Java version that Spark can use.
 
-    :param needed: a lack of Java is a problem; otherwise only a note.
+    :param needed: whether missing Java is a problem; False: missing Java is only a note.
     """
     try:
         java, version = find_java()
     except JavaUnfit as e:
-        # Without Spark, Java is not needed.
         yield DoctorFinding(JAVA, PartHealth.WRONG if needed else PartHealth.NOTE, str(e))
     else:
         yield DoctorFinding(JAVA, PartHealth.OK, f"{java} is version {version}.")
@@ -36,7 +35,7 @@ def check_java(*, needed: bool) -> Iterator[DoctorFinding]:
 def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
     """Compare the installed packages with the requirements of the package and of each extra.
 
-    :param needed: the extras whose lack is a problem; a lack of other extras is only a note.
+    :param needed: the extras that must be installed; any other missing extra is only a note.
     """
     by_extra: dict[str, list[Requirement]] = {}
     for text in metadata.requires(_DISTRIBUTION) or ():
@@ -45,7 +44,7 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
             by_extra.setdefault(_extra_of(text), []).append(requirement)
     # The extra `all` combines the other extras.
     by_extra.pop("all", None)
-    problems = [problem for one in by_extra.pop("", []) if (problem := _problem(one)) is not None]
+    problems = [problem for requirement in by_extra.pop("", []) if (problem := _problem(requirement)) is not None]
     version = metadata.version(_DISTRIBUTION)
     if problems:
         yield DoctorFinding(
@@ -54,9 +53,9 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
     else:
         yield DoctorFinding(PACKAGES, PartHealth.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
     for extra, requirements in sorted(by_extra.items()):
-        problems = [problem for one in requirements if (problem := _problem(one)) is not None]
+        problems = [problem for requirement in requirements if (problem := _problem(requirement)) is not None]
         if extra == _SPARK:
-            # Of two versions in one folder each is another one than the pin: the cause goes first.
+            # A folder with two versions of Spark is the cause of any other problem: only the cause is reported.
             with suppress(MissingExtra):
                 try:
                     check_spark()
@@ -72,11 +71,12 @@ def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
 
 
 def _extra_of(requirement: str) -> str:
-    found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
-    return found[1] if found else ""
+    match = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
+    return match[1] if match else ""
 
 
 def _problem(requirement: Requirement) -> str | None:
+    """Return why an installed package does not meet a requirement, or None."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:

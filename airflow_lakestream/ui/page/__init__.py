@@ -1,1 +1,1 @@
-"""The page of all streams, from Airflow's own database. Neither Kafka nor a catalog is opened."""
+"""The page of all streams, read from Airflow's own database: neither Kafka nor a catalog is asked."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # A task, as (dag_id, task_id).
 Key = tuple[str, str]
-# A partition, and the offsets from the first on to the second.
+# A range of offsets: partition, first offset, offset after the last.
 Offsets = tuple[int, int, int]
 
 # Keys of the XComs of a task that landed: the report, and the progress of a run that goes on.
@@ -55,13 +55,12 @@ _REPORT = mapped(
     snapshot_ids=listed(identifier),
     schema_changes=listed(text),
 )
-# Fields of which one has another value in the report of a landing.
+# Values of a report without a landing. In a landing's report at least one of these fields has another value.
 _NOTHING: Mapping[str, Any] = {"read": 0, "rows_in": 0, "lost": []}
-# Half of a surrogate pair without the other half, as escaped by JSON: Python accepts the text, PostgreSQL does not.
+# Half of a surrogate pair, as escaped in JSON: Python accepts such a text, PostgreSQL fails.
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF_OF_A_PAIR = f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
-# SQLite takes no more than 32,766 values in a statement.
-_CHUNK = 500
+_CHUNK = 500  # SQLite takes no more than 32,766 values in a statement
 
 
 _Item = TypeVar("_Item")
@@ -77,11 +76,14 @@ def chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 class TaskLanding:
     """Landing of a run of a task, from the report.
 
-    :param rows: rows in all tables that the run wrote.
-    :param lag: the offsets that the run left, or None if unknown.
-    :param names: topic, table and consumer group, if the report has them.
-    :param landed: the landed ranges of offsets, by topic; `lost` are the ranges that Kafka no longer had.
-    :param problem: the error of reading the report; of all other fields, only the table may then be known.
+    :param at: time of the report.
+    :param map_index: index of a mapped task; -1 for any other task.
+    :param rows: number of rows in all tables that the run wrote.
+    :param lag: number of offsets that the run left for later runs, or None if unknown.
+    :param names: topic, table and consumer group, as far as the report has them.
+    :param landed: the landed ranges, by topic.
+    :param lost: by topic, the ranges that Kafka no longer had.
+    :param problem: the error of reading the report, or empty. After an error only the table may be known.
     """
 
     at: datetime
@@ -115,32 +117,33 @@ class TaskLanding:
 
 
 def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> TaskLanding | None:
-    """Return the landing in a report.
+    """Return the landing in a report, or None for a run that landed nothing.
 
-    Returns None for a run without records. If the value is not a report, or a field is not of the expected kind, the
-    landing has only the `problem`, and the table if this is a text.
+    If the value is not a report, or a field has another kind than expected, the landing has only a `problem`, and the
+    table if it is a text.
 
     :param report: the value of an XCom or of an event, as a mapping or as JSON text.
     """
     if isinstance(report, str):
-        # Written by `XCom.set`, which makes a text of the report first.
+        # `XCom.set` has made a text of the report.
         with suppress(ValueError, RecursionError):
             report = json.loads(report)
-    given = report if isinstance(report, Mapping) else {}
-    if report is None or (given is report and _has_landed_nothing(given)):
+    fields = report if isinstance(report, Mapping) else {}
+    if report is None or (fields is report and _has_landed_nothing(fields)):
         return None
     place = at, str(run_id or ""), -1 if map_index is None else int(map_index)
     try:
         return TaskLanding(*place, **_fields_of(report))
     except Odd as odd:
-        table = given.get("table")
+        table = fields.get("table")
         names = {"table": str(text("table", table))} if table and isinstance(table, str) else {}
         return TaskLanding(*place, names=names, problem=str(odd))
 
 
 def _has_landed_nothing(report: Mapping[str, Any]) -> bool:
-    given = [(report.get(name), nothing) for name, nothing in _NOTHING.items()]
-    return all(value is None or (value == nothing and not isinstance(value, bool)) for value, nothing in given)
+    values = [(report.get(name), nothing) for name, nothing in _NOTHING.items()]
+    # False equals 0, but is no number of records.
+    return all(value is None or (value == nothing and not isinstance(value, bool)) for value, nothing in values)
 
 
 def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,41 +151,44 @@ def _fields_of(report: Mapping[str, Any]) -> dict[str, Any]:
     fields = _REPORT("", report)
     topics = fields["topics"] or {fields["topic"] or "": fields}
     names = {name: fields[name] for name in ("topic", "table", "consumer_group") if fields[name]}
+    # A run that goes on has other names in its progress than an ended run in its report.
     lag = "remaining_lag" if "remaining_lag" in report else "lag"
     rows = "rows" if "rows" in report else "rows_out"
-    # An alias has an event for each table that was written.
-    own = {table: count for table, count in fields["tables"].items() if table == fields["table"]} or fields["tables"]
+    rows_by_table = fields["tables"]
+    if fields["table"] in rows_by_table:
+        # An alias of assets has an event for each table of the run: each counts the rows of its own table.
+        rows_by_table = {fields["table"]: rows_by_table[fields["table"]]}
     return {
-        "rows": sum(own.values()) if own else fields[rows] or 0,
+        "rows": sum(rows_by_table.values()) if rows_by_table else fields[rows] or 0,
         "rejected": fields["rejected"],
         "skipped": fields["skipped"],
         "lag": fields[lag],
         "snapshot_id": fields["snapshot_ids"][-1] if fields["snapshot_ids"] else None,
-        "schema_changes": tuple(one or "" for one in fields["schema_changes"]),
+        "schema_changes": tuple(change or "" for change in fields["schema_changes"]),
         "names": names,
-        "landed": {topic: one["ranges"] for topic, one in topics.items()},
-        "lost": {topic: one["lost"] for topic, one in topics.items()},
+        "landed": {topic: topic_fields["ranges"] for topic, topic_fields in topics.items()},
+        "lost": {topic: topic_fields["lost"] for topic, topic_fields in topics.items()},
     }
 
 
 def has_landing(session: Session, column: Any) -> ColumnElement[bool]:
-    """Return the SQL condition for a landing in a JSON column.
+    """Return the SQL condition for a landing in a JSON column, whose values may be of any task.
 
-    True if one of `read`, `rows_in` and `lost` is there and not empty, and for JSON that the database can't look into.
-    Texts are compared, since the column may have values of any task.
+    The condition is true if one of `read`, `rows_in` and `lost` is there and not empty, and for JSON that the database
+    can't read.
     """
     # In Airflow 3.1 SQLAlchemy does not know that the column of events is JSON.
-    known = type_coerce(valid_json(session, column), JSON)
-    # Compares JSON texts, not their contents: for a single NUL inside, PostgreSQL fails for all rows.
-    empty = {name: (json.dumps(nothing), "null") for name, nothing in _NOTHING.items()}
-    landed = (cast(known[name], String(64)).notin_(texts) for name, texts in empty.items())
-    return or_(*landed, and_(known.is_(null()), column.is_not(null())))
+    readable = type_coerce(valid_json(session, column), JSON)
+    # JSON texts are compared, not values: for a single NUL in a value, PostgreSQL would fail for all rows.
+    empty_texts = {name: (json.dumps(nothing), "null") for name, nothing in _NOTHING.items()}
+    has_landed = (cast(readable[name], String(64)).notin_(texts) for name, texts in empty_texts.items())
+    return or_(*has_landed, and_(readable.is_(null()), column.is_not(null())))
 
 
 def valid_json(session: Session, column: Any) -> Any:
-    """Return a JSON column, with NULL for values that break the database's functions for all rows.
+    """Return a JSON column, with NULL in place of values for which the database's functions fail.
 
-    These values are NaN on SQLite, and half of a surrogate pair on PostgreSQL.
+    Such values (NaN on SQLite, half of a surrogate pair on PostgreSQL) would fail the statement for all rows.
     """
     dialect = session.get_bind().dialect.name
     if dialect not in ("sqlite", "postgresql"):
@@ -192,12 +198,12 @@ def valid_json(session: Session, column: Any) -> Any:
 
 
 def table_in(session: Session, column: Any) -> ColumnElement[str]:
-    """Return a report's table, as JSON text; see `has_landing`."""
+    """Return the SQL expression for a report's table, as JSON text."""
     return cast(type_coerce(valid_json(session, column), JSON)["table"], Text).label("report_table")
 
 
 def table_of(document: str | None) -> str | None:
-    """Return the table of a JSON text, or None for a report without a table."""
+    """Return the table in the JSON text of `table_in`, or None for a report without a table."""
     try:
         table = json.loads(document or "null")
     except (ValueError, RecursionError):
@@ -213,9 +219,9 @@ def read_history(
     The landings are in the XComs of the task, and in the events of the task's asset, which outlive deleted runs. The
     XCom counts if both have the landing.
 
-    :param newest: the id of the asset's newest event from the task; None: the asset is found through the DAG.
-    :param most: at most this many landings.
-    :param tables: only landings in these tables, None for reports without a table; if empty, all landings.
+    :param newest: the id of the newest event that the task made for its asset; None: the DAG's outlets have the asset.
+    :param most: number of landings, at most.
+    :param tables: the tables whose landings are returned, None for reports without a table; empty: all tables.
     """
 
     def wanted(column: Any) -> ColumnElement[bool]:
@@ -223,8 +229,10 @@ def read_history(
             return true()
         reported = func.coalesce(table_in(session, column), "null")
         # PostgreSQL's JSON has the text as it was written, its JSONB the letters.
-        named = reported.in_([json.dumps(one, ensure_ascii=is_ascii) for one in tables for is_ascii in (False, True)])
-        # A table that is no text is no table; see `table_of`.
+        named = reported.in_(
+            [json.dumps(table, ensure_ascii=is_ascii) for table in tables for is_ascii in (False, True)]
+        )
+        # A table that is no text counts as a report without a table; see `table_of`.
         return or_(named, reported == '""', ~reported.startswith('"')) if None in tables else named
 
     xcoms = (
@@ -253,21 +261,22 @@ def read_history(
         for row in session.execute(statement):
             if (landing := landing_of(*row)) is not None:
                 by_run.setdefault((landing.run_id, landing.map_index), landing)
-    return sorted(by_run.values(), key=lambda one: one.at, reverse=True)[:most]
+    return sorted(by_run.values(), key=lambda landing: landing.at, reverse=True)[:most]
 
 
 HOURS = 24
 _HOUR = timedelta(hours=1)
-# Reading a day of 1,000 streams takes half a second of the database: once for all users within this many seconds.
+# Seconds for which all users share the rows: to read a day of 1,000 streams takes the database half a second.
 _FRESH_S = 60
-# Precision of the search for the first run of the day: up to this many runs more are read.
+# Precision of the search for the day's first run: at most this many earlier runs are read, too.
 RUNS = 1000
+# Most digits of a number of rows.
 _MOST_DIGITS = 18
 _RETURNED = XComModel.key == "return_value"
 
 
 class HourlyRows:
-    """Rows by task and hour. A run's rows belong to the hour of the report."""
+    """Rows of the last day by task and hour. A run's rows count for the hour of the run's report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -280,19 +289,20 @@ class HourlyRows:
     def of(
         self, session: Session, tasks: Mapping[Key, bool]
     ) -> tuple[datetime, dict[Key, dict[str | None, list[int]] | None]]:
-        """Return the first hour, and each task's rows by table and hour.
+        """Return a pair: the first hour, and by task the rows by table and hour.
 
-        A task whose runs may last for days has None if a run of its DAG took more than an hour: its reports then have
-        only the sums of a run. Rows of reports without a table have the table None. The rows may be a minute old.
+        The table None is for reports without a table. The rows of a task are None if its runs may last for days, and a
+        run of its DAG took more than an hour: such a report has only the sum of the whole run. The rows may be a minute
+        old.
 
-        :param tasks: by task whether a run may last for days.
+        :param tasks: by task, whether a run may last for days.
         """
         with self._lock:
             if self._read_at is None or time.monotonic() - self._read_at > _FRESH_S:
                 self._read(session)
-            lasting = {key[0] for key, lasts in tasks.items() if lasts} - self._goes_on.keys()
-            going_on = _long_running_dags(session, lasting, self._floor)
-            self._goes_on |= {dag_id: dag_id in going_on for dag_id in lasting}
+            unchecked = {key[0] for key, lasts in tasks.items() if lasts} - self._goes_on.keys()
+            going_on = _long_running_dags(session, unchecked, self._floor)
+            self._goes_on |= {dag_id: dag_id in going_on for dag_id in unchecked}
             rows = {
                 key: None if lasts and self._goes_on[key[0]] else self._rows.get(key, {})
                 for key, lasts in tasks.items()
@@ -300,6 +310,7 @@ class HourlyRows:
             return self._first, rows
 
     def _read(self, session: Session) -> None:
+        """Read the rows by task, table and hour of the last 24 hours."""
         self._first = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - (HOURS - 1) * _HOUR
         self._floor = _first_run(session, self._first - _HOUR)
         # The latest hour comes first: SQL's CASE takes the first condition that holds.
@@ -313,7 +324,7 @@ class HourlyRows:
                 table_in(session, XComModel.value),
             )
             .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
-            # Without it, PostgreSQL carries the whole reports through a sort, on disk.
+            # The offset keeps the subquery apart: PostgreSQL would otherwise sort whole reports, on disk.
             .offset(0)
             .subquery()
         )
@@ -328,9 +339,10 @@ class HourlyRows:
 
 
 def _number(session: Session, value: Any) -> ColumnElement[Any]:
-    """Return a JSON number as SQL number, or NULL. These are XComs of any task: the value may be a text.
+    """Return the SQL expression for a JSON number, or NULL for any other value, since XComs may be of any task.
 
-    Numbers of more digits are not rows, and PostgreSQL can't cast all of them; only PostgreSQL refuses to cast a text.
+    A number with more than _MOST_DIGITS digits is NULL: PostgreSQL can't cast all of these. PostgreSQL alone also fails
+    to cast a text.
     """
     text = value.as_string()
     is_number = func.length(text) <= _MOST_DIGITS
@@ -340,24 +352,27 @@ def _number(session: Session, value: Any) -> ColumnElement[Any]:
 
 
 def _first_run(session: Session, since: datetime) -> int:
-    """Return the id of a run: all runs with lower ids reported before `since`.
+    """Return the id of a run such that all runs with lower ids reported before `since`.
 
-    Ids are in the order of time. The id is found by binary search, and may be lower than necessary by `RUNS`.
+    Ids are in the order of time. A binary search finds the id; it may be lower than necessary by `RUNS`.
     """
     low, high = 0, session.scalar(select(func.max(DagRun.id))) or 0
     while high - low > RUNS + 1:
         middle = (low + high) // 2
-        some = select(XComModel.timestamp).where(XComModel.dag_run_id >= middle).order_by(XComModel.dag_run_id)
-        # The oldest of several: any single report may be of a cleared task, which reported again.
-        oldest = session.scalar(select(func.min(some.limit(20).subquery().c.timestamp)))
-        low, high = (middle, high) if oldest is not None and oldest < since else (low, middle)
+        reports = select(XComModel.timestamp).where(XComModel.dag_run_id >= middle).order_by(XComModel.dag_run_id)
+        # The oldest of several reports: a single report may be a later one of a cleared task.
+        oldest = session.scalar(select(func.min(reports.limit(20).subquery().c.timestamp)))
+        if oldest is not None and oldest < since:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def _long_running_dags(session: Session, dags: Iterable[str], floor: int) -> set[str]:
     """Return the DAGs with a run of more than an hour, ended or not.
 
-    :param floor: ended runs with a lower id are from before the day, and do not count.
+    :param floor: the id from which on ended runs count; earlier ones are from before the day.
     """
     dag_ids: set[str] = set()
     now = datetime.now(UTC)

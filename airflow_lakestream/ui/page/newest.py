@@ -1,8 +1,8 @@
-"""The newest landing of each task in each table, and the newest run of each DAG with states and reports up to now.
+"""The newest landing of each task in each table, and the newest run of each DAG with its tasks' states and reports.
 
-Statements have a constant cost for any number of landings. Events of assets and XComs have ids in the order of time, so
-the newest are read by id. Older events and XComs are searched once, task by task, for tasks that have none among the
-newest.
+The cost of a statement does not grow with the number of landings: ids of asset events and XComs are in the order of
+time, so that the newest are read by id. For a task without any among the newest, older events and XComs are searched
+once.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
+# A task, and a table, or None for reports without a table.
 _Place = tuple[Key, str | None]
 # Number of newest events and runs that are read: the last landings of some thousand streams.
 WINDOW = 10_000
-# Per task only the tables written last: names of tables may be made by each run.
-MOST_TABLES = 20
-# A later event may be committed first: this many ids are read again.
+MOST_TABLES = 20  # most tables of a task, the last written: each run may make a new name
+# Number of ids that are read again: an event or a run with a lower id may be committed after a higher one.
 _READ_AGAIN = 1000
 _RETURNED = XComModel.key == "return_value"
 
 
 class NewestLandings:
-    """The newest landing of each task in each of the tables. For one thread at a time.
+    """The newest landing of each task in each table. Only one thread at a time may use it.
 
-    Reports are kept, and read once. A landing without a table in its report has the key None.
+    Each report is read once and kept. A landing whose report has no table has the key None.
     """
 
     def __init__(self) -> None:
         self._last_id: int | None = None
         self._events: dict[Key, dict[str | None, int]] = {}
-        # The run, and the time of the report.
+        # By task and table: the newest run, and the time of its report.
         self._reports: dict[Key, dict[str | None, tuple[int, datetime]]] = {}
         self._searched: set[Key] = set()
         self._read: dict[_Place, tuple[Any, Any]] = {}
@@ -62,8 +62,8 @@ class NewestLandings:
     def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, TaskLanding]]:
         """Return the newest landings by task and table. Tasks without a landing are left out.
 
-        For a task with outlets the outlets' events are enough; XComs are read only for other tasks, or if an event is
-        missing.
+        For a task with outlets the events of the outlets are enough. XComs are read for any other task, and if an event
+        is missing.
         """
         self._look_at_events(session)
         if any(not task.has_outlets or key not in self._events for key, task in tasks.items()):
@@ -74,17 +74,14 @@ class NewestLandings:
         return {key: _newest(self._landings[key]) for key in tasks if key in self._landings}
 
     def event_of(self, key: Key, table: str | None) -> int | None:
-        """Return the id of a task's newest event for a table.
-
-        Without an event for the table, the newest event for any table counts; None without an event.
-        """
+        """Return the id of a task's newest event for a table, or else for any table, or None without an event."""
         events = self._events.get(key, {})
         return events.get(table, max(events.values(), default=None))
 
     def _knows_table(self, key: Key, task: StreamTask) -> bool:
         tables = self._events.get(key, {}).keys() | self._reports.get(key, {}).keys()
         usual = task.table_of({})
-        # A landing in another table is not enough: the DAG file's table may have an older landing, for the search.
+        # A landing in another table is not enough: the DAG file's table may have an older landing to search for.
         return bool(tables) and (usual is None or not tables.isdisjoint((usual, None)))
 
     def _look_at_events(self, session: Session) -> None:
@@ -94,6 +91,7 @@ class NewestLandings:
         self._last_id = max(top, self._last_id or 0)
 
     def _take_events(self, session: Session, *where: Any) -> None:
+        """Remember the newest event with a landing, by task and table, among the events of a condition."""
         events = (
             select(
                 AssetEvent.id, AssetEvent.source_dag_id, AssetEvent.source_task_id, table_in(session, AssetEvent.extra)
@@ -111,6 +109,7 @@ class NewestLandings:
         self._take_reports(session, XComModel.dag_run_id > top - WINDOW)
 
     def _take_reports(self, session: Session, *where: Any) -> None:
+        """Remember the newest report with a landing, by task and table, among the XComs of a condition."""
         xcom = XComModel
         reports = (
             select(xcom.dag_id, xcom.task_id, xcom.dag_run_id, xcom.timestamp, table_in(session, xcom.value))
@@ -121,11 +120,11 @@ class NewestLandings:
         newest = select(*place, func.max(reports.c.dag_run_id), func.max(reports.c.timestamp)).group_by(*place)
         for dag_id, task_id, table, run, at in session.execute(newest):
             of_task = self._reports.setdefault((dag_id, task_id), {})
-            # Several odd tables are no table.
+            # Several values that are no text all become the table None: the newest counts.
             of_task[table_of(table)] = max((run, at), of_task.get(table_of(table), (run, at)))
 
     def _search(self, session: Session, missing: Sequence[Key]) -> None:
-        """Search older landings: in all XComs of the tasks, then in the events of the outlets."""
+        """Search for older landings of tasks: in all their XComs, then in the events of their outlets."""
         for chunk in chunks(missing):
             dags, tasks = ({key[n] for key in chunk} for n in (0, 1))
             self._take_reports(session, XComModel.dag_id.in_(dags), XComModel.task_id.in_(tasks))
@@ -139,7 +138,7 @@ class NewestLandings:
                 .scalar_subquery()
             )
             event_ids = session.scalars(select(event).select_from(outlet).where(outlet.dag_id.in_(dags))).all()
-            self._take_events(session, AssetEvent.id.in_([one for one in event_ids if one is not None]))
+            self._take_events(session, AssetEvent.id.in_([event_id for event_id in event_ids if event_id is not None]))
             self._searched.update(chunk)
 
     def _read_landings(self, session: Session, tasks: Mapping[Key, StreamTask]) -> None:
@@ -151,11 +150,11 @@ class NewestLandings:
             if events and task.has_outlets:
                 reports = {}
             for table in _newest_tables(events) | _newest_tables(reports):
-                now = events.get(table), reports.get(table)
-                if self._read.get((key, table), (None, None)) != now:
-                    new[key, table] = now
-        self._read_events(session, {one[0]: place[0] for place, one in new.items() if one[0] is not None})
-        self._read_xcoms(session, {(place[0], one[1][0]) for place, one in new.items() if one[1] is not None})
+                newest = events.get(table), reports.get(table)
+                if self._read.get((key, table), (None, None)) != newest:
+                    new[key, table] = newest
+        self._read_events(session, {event: key for (key, _), (event, _) in new.items() if event is not None})
+        self._read_xcoms(session, {(key, report[0]) for (key, _), (_, report) in new.items() if report is not None})
         self._read.update(new)
 
     def _read_events(self, session: Session, events: Mapping[int, Key]) -> None:
@@ -193,22 +192,25 @@ def _newest_tables(newest: Mapping[str | None, Any]) -> set[str | None]:
 
 
 def _newest(landings: Mapping[str | None, TaskLanding]) -> dict[str | None, TaskLanding]:
-    newest = sorted(landings.items(), key=lambda one: one[1].at, reverse=True)
+    newest = sorted(landings.items(), key=lambda item: item[1].at, reverse=True)
     return dict(newest[:MOST_TABLES])
 
 
-# Of a mapped task the first of these states counts.
+# The state of a mapped task is the first of these that one of its instances has.
 _WORST_FIRST = ("failed", "upstream_failed", "up_for_retry", "running", "deferred", "queued", "scheduled")
-# A later run may be committed first: this many ids are read again.
 
-# Conf of a run, as far as the names of its streams depend on it.
+# The params of a run's conf on which the names of its streams depend: pairs of a name and a text.
 Conf = tuple[tuple[str, str | None], ...]
+# A DAG's id, and the params on which the names of its streams depend.
 _Dag = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTry:
-    """State of a task in a run; a later run has a greater `run`. `state` is Airflow's word; None: not scheduled."""
+    """State of a task in a run.
+
+    `state` is Airflow's word, or None for a task that is not scheduled yet. A later run has a greater `run`.
+    """
 
     run_id: str
     state: str | None
@@ -222,10 +224,10 @@ class TaskTry:
 
 @dataclass
 class RunStates:
-    """The newest runs of DAGs: by task, and by the run's table. Key None: only the run knows the table.
+    """The newest runs of DAGs, by task and by the table of the run; None is for a table that only the run knows.
 
-    `tries` has the states of the tasks, `reported` the landings in the runs' XComs, and `confs` the part of each run's
-    conf that the names of streams depend on.
+    `tries` has the states of the tasks, `reported` the landings in the runs' XComs, and `confs` the params of the runs'
+    confs on which names of streams depend.
     """
 
     tries: dict[Key, dict[str | None, TaskTry]] = field(default_factory=dict)
@@ -234,47 +236,49 @@ class RunStates:
 
 
 class NewestRuns:
-    """The newest run of each DAG, and of each conf with an effect on the names of streams.
+    """The newest run of each DAG, for each `Conf`.
 
-    The run is among the newest runs of all DAGs, or found by a search among the DAG's own runs, done once.
+    A run is looked for among the newest runs of all DAGs, and then, once, among all runs of its DAG.
     """
 
     def __init__(self) -> None:
         self._last_id: int | None = None
-        # By DAG, and the params that its names depend on.
+        # By DAG and conf, the id of the newest run.
         self._ids: dict[_Dag, dict[Conf, int]] = {}
         self._params: dict[str, tuple[str, ...]] = {}
         self._searched: set[_Dag] = set()
 
     def of(self, session: Session, tasks: Mapping[Key, StreamTask], landed: Mapping[Key, Collection[str]]) -> RunStates:
-        """Return the states of tasks in the newest runs of the DAGs, with reports that are not known yet.
+        """Return the states of tasks in the newest runs of their DAGs, with reports that are not known yet.
 
         :param tasks: all tasks with streams.
-        :param landed: the runs of the known landings, by task.
+        :param landed: by task, the ids of the runs whose landings are known.
         """
         runs = RunStates()
         self._read_new_runs(session, _dags_of(tasks))
         confs = self._confs(tasks)
         for chunk in chunks(list(confs)):
-            self._tries(session, chunk, tasks, confs, runs)
+            self._read_tries(session, chunk, tasks, confs, runs)
         with_xcoms = {
             key: task
             for key, task in tasks.items()
-            if task.lasts or any(one.run_id not in landed.get(key, ()) for one in runs.tries.get(key, {}).values())
+            if task.lasts
+            or any(newest_try.run_id not in landed.get(key, ()) for newest_try in runs.tries.get(key, {}).values())
         }
         for chunk in chunks(list(self._confs(with_xcoms))):
             self._read_reports(session, chunk, with_xcoms, confs, runs)
         return runs
 
     def _confs(self, tasks: Iterable[Key]) -> dict[int, Conf]:
-        """Return the confs of the newest runs of each DAG, by run."""
-        dags = sorted({dag_id for dag_id, _ in tasks})
-        return {
-            run: conf for dag_id in dags for conf, run in _newest_run(self._ids.get((dag_id, self._params[dag_id]), {}))
-        }
+        """Return by run the confs of the newest runs of each DAG."""
+        confs: dict[int, Conf] = {}
+        for dag_id in sorted({dag_id for dag_id, _ in tasks}):
+            runs_by_conf = self._ids.get((dag_id, self._params[dag_id]), {})
+            confs |= {run: conf for conf, run in _newest_runs(runs_by_conf)}
+        return confs
 
     def _read_new_runs(self, session: Session, dags: Collection[_Dag]) -> None:
-        # Also for DAGs of other users' looks: runs that are read now are not read again.
+        # Also for the DAGs of earlier calls, by other users: these runs are not read again.
         self._params.update(dags)
         top = session.scalar(select(func.max(DagRun.id))) or 0
         since = top - WINDOW if self._last_id is None else self._last_id - _READ_AGAIN
@@ -287,6 +291,7 @@ class NewestRuns:
             self._searched.update(chunk)
 
     def _take_runs(self, session: Session, params: Mapping[str, tuple[str, ...]], where: ColumnElement[bool]) -> None:
+        """Remember the newest run by DAG and conf among the runs of a condition."""
         newest = select(DagRun.dag_id, func.max(DagRun.id)).where(where).group_by(DagRun.dag_id)
         for dag_id, run in session.execute(newest):
             if not params.get(dag_id):
@@ -300,14 +305,15 @@ class NewestRuns:
         known = self._ids.setdefault(dag, {})
         known[conf] = max(run, known.get(conf, 0))
 
-    def _tries(
+    def _read_tries(
         self,
         session: Session,
         ids: Sequence[int],
         tasks: Mapping[Key, StreamTask],
         confs: Mapping[int, Conf],
-        to: RunStates,
+        states: RunStates,
     ) -> None:
+        """Add the states of the tasks in the runs `ids` to `states`."""
         ti = TaskInstance
         rows = (
             select(DagRun.id, ti.dag_id, ti.task_id, ti.run_id, ti.state, func.coalesce(ti.end_date, ti.start_date))
@@ -318,12 +324,13 @@ class NewestRuns:
             if (task := tasks.get((dag_id, task_id))) is None:
                 continue
             table = task.table_of(dict(confs[run]))
-            newest_tries = to.tries.setdefault((dag_id, task_id), {})
-            one = TaskTry(run_id, None if state is None else str(state), at, run)
-            # The newest run counts; and of the instances of a mapped task in a run, the worst state.
-            if table not in newest_tries or (-run, _rank(one)) < (-newest_tries[table].run, _rank(newest_tries[table])):
-                newest_tries[table] = one
-                to.confs.setdefault((dag_id, task_id), {})[table] = confs[run]
+            newest_tries = states.tries.setdefault((dag_id, task_id), {})
+            task_try = TaskTry(run_id, None if state is None else str(state), at, run)
+            # The newest run counts, and within a run the worst state of a mapped task's instances.
+            other = newest_tries.get(table)
+            if other is None or (-run, _rank(task_try)) < (-other.run, _rank(other)):
+                newest_tries[table] = task_try
+                states.confs.setdefault((dag_id, task_id), {})[table] = confs[run]
 
     def _read_reports(
         self,
@@ -331,22 +338,19 @@ class NewestRuns:
         ids: Sequence[int],
         tasks: Mapping[Key, StreamTask],
         confs: Mapping[int, Conf],
-        to: RunStates,
+        states: RunStates,
     ) -> None:
+        """Add the landings that the runs `ids` have reported to `states`."""
         xcom = XComModel
         rows = (
             select(xcom.dag_run_id, xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)
-            .where(
-                xcom.dag_run_id.in_(ids),
-                xcom.task_id.in_(_tasks_of(tasks)),
-                xcom.key.in_(REPORT_KEYS),
-            )
+            .where(xcom.dag_run_id.in_(ids), xcom.task_id.in_(_tasks_of(tasks)), xcom.key.in_(REPORT_KEYS))
             .order_by(xcom.timestamp)
         )
         for run, dag_id, task_id, *report in session.execute(rows):
             if (task := tasks.get((dag_id, task_id))) is not None and (landing := landing_of(*report)) is not None:
                 table = landing.names.get("table") or task.table_of(dict(confs[run]))
-                to.reported.setdefault((dag_id, task_id), {})[table] = landing
+                states.reported.setdefault((dag_id, task_id), {})[table] = landing
 
 
 def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
@@ -357,17 +361,22 @@ def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
 
 
 def _conf_of(conf: Any, params: Sequence[str]) -> Conf:
-    """Return the params of a DAG that a run's conf sets, as text."""
-    given = conf if isinstance(conf, Mapping) else {}
-    return tuple((name, param_text(given[name])) for name in params if name in given)
+    """Return the params that a run's conf sets, as text.
+
+    :param conf: the run's conf, of any kind.
+    :param params: the names of the params.
+    """
+    values = conf if isinstance(conf, Mapping) else {}
+    return tuple((name, param_text(values[name])) for name in params if name in values)
 
 
-def _newest_run(runs: Mapping[Conf, int]) -> list[tuple[Conf, int]]:
-    return sorted(runs.items(), key=lambda one: one[1], reverse=True)[:MOST_TABLES]
+def _newest_runs(runs: Mapping[Conf, int]) -> list[tuple[Conf, int]]:
+    return sorted(runs.items(), key=lambda item: item[1], reverse=True)[:MOST_TABLES]
 
 
-def _rank(one: TaskTry) -> int:
-    return _WORST_FIRST.index(one.state) if one.state in _WORST_FIRST else len(_WORST_FIRST)
+def _rank(task_try: TaskTry) -> int:
+    """Return the rank of a try's state; the worst state has the rank 0."""
+    return _WORST_FIRST.index(task_try.state) if task_try.state in _WORST_FIRST else len(_WORST_FIRST)
 
 
 def _tasks_of(keys: Iterable[Key]) -> set[str]:

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 _PACKAGE = Path(airflow_lakestream.__file__).parent
 # The bundled DAGs: in the package in a wheel, next to the package in a checkout.
 _PLACES = (_PACKAGE / "example_dags", _PACKAGE.parent / "dags")
-# By default Airflow keeps the arguments of this many runs.
+# Number of newest runs whose rendered arguments are looked at: as many as Airflow keeps by default.
 _RENDERED_RUNS = 30
 # Beginning of a value that Airflow has cut, and Airflow's replacement of a secret.
 _CUT = "Truncated."
 _MASKED = "***"
-_FILE = ".sql"
-# Beginning of a schema of PyIceberg in Airflow's text.
+_FILE = ".sql"  # end of an argument `sql` that names a file
+# Beginning of the text that Airflow has for a schema that is an object of PyIceberg.
 _OBJECT = "table {"
-# Results of a template of an empty param; a delimiter may be a blank.
+# Values of arguments that a form leaves empty, rendered or not. A blank is a value: a CSV delimiter.
 _EMPTY_VALUES: tuple[Any, ...] = (None, "", "None", [])
 
 
@@ -58,7 +58,7 @@ class ButtonAction(StrEnum):
         return f"lake_{self.value}"
 
 
-# Arguments of each DAG besides the names: an audit decodes nothing, and no Delta table is replayed.
+# By button, the task's arguments for the bundled DAG. An audit decodes nothing, and no Delta table is replayed.
 _PASSED_ARGUMENTS = {
     ButtonAction.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
     ButtonAction.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
@@ -66,12 +66,12 @@ _PASSED_ARGUMENTS = {
 
 
 class NotPossible(Exception):
-    """A button without an effect for this stream, with the reason."""
+    """A button that can do nothing for this stream; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ButtonStream:
-    """Stream of a button: the task's arguments from the DAG file, and the known names."""
+    """A stream for which a button is pressed; `table` and `consumer_group` are None if unknown."""
 
     key: Key
     task: StreamTask
@@ -80,10 +80,10 @@ class ButtonStream:
 
 
 def buttons_of(session: Session, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
-    """Return by button: the DAG, whether the DAG is available, and the reason against a press.
+    """Return by button: the DAG's id, whether the DAG is there, and the reason against a press.
 
-    `is_there` is False if the DAG does not exist, or the user may not read it. `why_not` is None if nothing is against
-    a press.
+    `is_there` is False if the DAG does not exist, or if the user may not read it. `why_not` is None if the button can
+    be pressed.
     """
     bundled = _bundled_dags(session, readable)
     return {
@@ -97,19 +97,19 @@ def buttons_of(session: Session, stream: ButtonStream, readable: Collection[str]
 
 
 def conf_of(session: Session, press: ButtonAction, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
-    """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf.
+    """Return the DAG's id, whether the DAG is paused, and the conf for a run of the DAG.
 
     The conf has the table, the consumer group, and the task's arguments for the button. Raises NotPossible with the
-    reason.
+    reason against a press.
     """
     bundled = _bundled_dags(session, readable)
     if (obstacle := _obstacle(press, stream, bundled)) is not None:
         raise NotPossible(obstacle)
     rendered = _RenderedArguments(session, stream)
     names = {"table": stream.table, "consumer_group": stream.consumer_group}
-    wanted = _PASSED_ARGUMENTS[press]
-    given = {name: value for name in wanted if (value := rendered(name)) not in _EMPTY_VALUES}
-    return {"dag_id": press.dag_id, "paused": bundled[press.dag_id], "conf": {**given, **names}}
+    passed = {name: rendered(name) for name in _PASSED_ARGUMENTS[press]}
+    passed = {name: value for name, value in passed.items() if value not in _EMPTY_VALUES}
+    return {"dag_id": press.dag_id, "paused": bundled[press.dag_id], "conf": {**passed, **names}}
 
 
 def copy_command(dag_id: str) -> str:
@@ -119,13 +119,14 @@ def copy_command(dag_id: str) -> str:
 
 
 def _bundled_dags(session: Session, readable: Collection[str]) -> dict[str, bool]:
-    """Return the bundled DAGs among the readable DAGs, with a flag for paused DAGs."""
+    """Return by id whether a DAG is paused, for the bundled DAGs that the user may read."""
     wanted = [press.dag_id for press in ButtonAction if press.dag_id in readable]
     rows = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
     return {dag_id: bool(paused) for dag_id, paused in session.execute(rows)}
 
 
 def _obstacle(press: ButtonAction, stream: ButtonStream, bundled: Collection[str]) -> str | None:
+    """Return the reason against a press of the button, or None."""
     if press.dag_id not in bundled:
         command = copy_command(press.dag_id)
         return f"There is no DAG {press.dag_id} that you may read. It is bundled, so add it to your DAGs: {command}"
@@ -150,7 +151,7 @@ def _no_replay(stream: ButtonStream, has_catalog: bool) -> str | None:
 
 
 class _RenderedArguments:
-    """A task's arguments from the DAG file; templates as rendered by the newest run."""
+    """A task's arguments from the DAG file, with the values of the newest run in place of templates."""
 
     def __init__(self, session: Session, stream: ButtonStream) -> None:
         self._session = session
@@ -159,9 +160,9 @@ class _RenderedArguments:
         self._fields: Mapping[str, Any] | None = None
 
     def __call__(self, name: str) -> Any:
-        """Return an argument in the form of a form's field, or None if missing.
+        """Return an argument's value for a field of a DAG's form, or None if the argument is missing.
 
-        Raises NotPossible if no run has rendered a template, or Airflow keeps the value cut or masked.
+        Raises NotPossible if no run has rendered a template, and if Airflow has cut or hidden the value.
         """
         value = self._given.get(name)
         if _is_rendered_by_run(name, value):
@@ -176,7 +177,7 @@ class _RenderedArguments:
             raise NotPossible(f"The argument {name} {problem}: start the DAG by its form.")
         if name == "schema" and text.startswith(_OBJECT):
             raise NotPossible("The argument schema is not a text in the DAG file: start the DAG by its form.")
-        # In the form of a form's field.
+        # The field of the form takes a list of texts.
         if name == "writer_schemas":
             try:
                 return list(arguments.schemas(name, value) or ())
@@ -185,6 +186,7 @@ class _RenderedArguments:
         return text if isinstance(value, Mapping) else value
 
     def _of_run(self) -> Mapping[str, Any]:
+        """Return the arguments as rendered by the newest run that landed in the stream's table."""
         if self._fields is None:
             rendered, (dag_id, task_id) = RenderedTaskInstanceFields, self._stream.key
             newest = (
@@ -194,10 +196,12 @@ class _RenderedArguments:
                 .order_by(DagRun.id.desc(), rendered.map_index)
                 .limit(_RENDERED_RUNS)
             )
-            newest_fields = [one for one in self._session.scalars(newest) if isinstance(one, Mapping)]
-            # Arguments of a run for another table do not count.
+            newest_fields = [fields for fields in self._session.scalars(newest) if isinstance(fields, Mapping)]
+            # A run for another table may have had other arguments: it does not count.
             by_run, table = self._stream.task.has_table_by_run, self._stream.table
-            self._fields = next((one for one in newest_fields if by_run or one.get("table") in (None, table)), {})
+            self._fields = next(
+                (fields for fields in newest_fields if by_run or fields.get("table") in (None, table)), {}
+            )
         return self._fields
 
 

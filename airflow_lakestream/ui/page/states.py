@@ -1,7 +1,7 @@
-"""State of a stream by Airflow's database. Pure functions without a query.
+"""State of a stream, decided from facts in Airflow's database. Pure functions: nothing is queried here.
 
-The words are the same as in `lakestream status`. That command asks Kafka and the tables; the facts here are the
-newest run, the newest landing, and the last look of `supervise_lakestream`.
+The words are the same as in `lakestream status`, which asks Kafka and the tables. The facts here are the newest run,
+the newest landing, and the last look of the bundled DAG `supervise_lakestream`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from airflow_lakestream.watching.causes import StreamCause
 
 # A cause that only Airflow knows; the other causes are shared with sensors and `lakestream status`.
 FAILED_RUN = "failed run"
+# Causes about the content of a table, and not about its age.
 _ABOUT_CONTENT = (StreamCause.SILENT_COLUMNS, StreamCause.STALE_COLUMNS)
+# Airflow's states of a task; None: not scheduled yet.
 _FAILED = ("failed", "upstream_failed", "up_for_retry")
 _RUNNING = ("running", "deferred", "restarting")
 _WAITING = (None, "scheduled", "queued", "up_for_reschedule")
@@ -40,7 +42,7 @@ class PageState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateReason:
-    """Reason for a stream's state. `cause` is a `StreamCause` or FAILED_RUN; empty if no action is needed."""
+    """Reason for a stream's state. `cause` is a `StreamCause` or FAILED_RUN, or empty if nothing has to be done."""
 
     text: str
     cause: str = ""
@@ -54,9 +56,12 @@ class StateReason:
 class StateFacts:
     """Facts about a stream.
 
-    `paused`: no run starts until the DAG is unpaused. `lasts`: a run goes on and on. `newest` is the task in the newest
-    run, `landing` the newest landing, `supervised` the last looks; None if there was none. `broken` is the first
-    problem of the pipeline's file, or None.
+    :param paused: whether the stream's runs wait until the DAG is unpaused.
+    :param lasts: whether a run never ends by itself.
+    :param newest: the task in the newest run, or None.
+    :param landing: the newest landing, or None.
+    :param supervised: the last looks, or None.
+    :param broken: the first problem of the pipeline's file, or None.
     """
 
     paused: bool
@@ -68,10 +73,10 @@ class StateFacts:
 
 
 def state_of(facts: StateFacts) -> tuple[PageState, list[StateReason]]:
-    """Return the worst state by the facts about a stream, and all reasons, the worst first."""
+    """Return a pair: the worst state that the facts show, and all reasons, the worst first."""
     states = [*_of_file(facts), *_of_newest_run(facts), *_of_supervision(facts), *_of_pause(facts), *_of_landing(facts)]
     order = list(PageState)
-    states.sort(key=lambda one: order.index(one[0]))
+    states.sort(key=lambda state_and_reason: order.index(state_and_reason[0]))
     return states[0][0], [reason for _, reason in states if reason.text]
 
 
@@ -94,6 +99,7 @@ def _of_newest_run(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]
 
 
 def _of_supervision(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
+    """Yield the states that the last looks of `supervise_lakestream` show."""
     result = facts.supervised
     if result is None:
         return
@@ -101,7 +107,7 @@ def _of_supervision(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]
     for reason in dict.fromkeys(unseen.values()):
         yield PageState.UNSEEN, StateReason(reason, StreamCause.COULD_NOT_LOOK)
     landing = facts.landing
-    # Overdue records of the look have been landed since.
+    # A later landing has left no record: the records that were overdue are landed.
     is_over = landing is not None and landing.at > result.at and landing.lag == 0
     bad = [kind for kind in result.looks if result.is_bad(kind) and kind not in unseen and not is_over]
     for kind, problem in result.problems.items():
@@ -123,9 +129,8 @@ def _of_supervision(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]
         reasons = result.value("freshness", "reasons") or [
             {"cause": StreamCause.STOPPED_CONSUMER, "text": "nothing was landed"}
         ]
-        for one in reasons:
-            cause, reason_text = str(one.get("cause", "")), str(one.get("text"))
-            # The sensor's other lines are about the table's content, and not about its age.
+        for sensor_reason in reasons:
+            cause, reason_text = str(sensor_reason.get("cause", "")), str(sensor_reason.get("text"))
             text = f"{reason_text}." if cause in _ABOUT_CONTENT else f"Not fresh: {reason_text}."
             yield PageState.STALLED, StateReason(text[0].upper() + text[1:], cause)
     if "lag" in bad and not result.value("lag", "lost"):
@@ -140,6 +145,7 @@ def _of_pause(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
 
 
 def _of_landing(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
+    """Yield the state that the newest run and the newest landing show."""
     newest, landing = facts.newest, facts.landing
     if landing is not None and landing.problem:
         text = f"The report of the run {landing.run_id} could not be read: {landing.problem}."
@@ -151,7 +157,7 @@ def _of_landing(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
     elif newest is not None and newest.state in _WAITING:
         yield PageState.IDLE, StateReason("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
-        # Not behind: records that came since may be young. Only a look at Kafka shows whether records are overdue.
+        # The state is not BEHIND: only a look at Kafka shows whether the records that the run left are overdue.
         left = 0 if facts.lasts else landing.lag or 0
         yield PageState.LANDING, StateReason(f"The newest run left {_count(left)} for the next one." if left else "")
     else:
@@ -168,7 +174,7 @@ def _count(offsets: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunbookAdvice:
-    """A section of the runbook, with steps."""
+    """A section of docs/runbook.md, with its first steps."""
 
     title: str
     steps: tuple[str, ...]
@@ -192,8 +198,7 @@ NOTHING_LANDS = RunbookAdvice(
     ),
 )
 A_RUN_FAILED = RunbookAdvice(
-    "Nothing lands",
-    ("The error in the task's log has the remedy.", "Is the DAG paused? Unpause it."),
+    "Nothing lands", ("The error in the task's log has the remedy.", "Is the DAG paused? Unpause it.")
 )
 TOO_SLOWLY = RunbookAdvice(
     "It lands, but too slowly",
@@ -236,18 +241,18 @@ _OF_CAUSE: dict[str, RunbookAdvice] = {
 
 
 def with_advice(reasons: Iterable[StateReason]) -> list[dict[str, Any]]:
-    """Return reasons as JSON-ready values, with sections of the runbook.
+    """Return reasons as JSON-ready values, each with a section of the runbook as `advice`, or None.
 
-    If several reasons have the same section, only the first reason gets it; a cause without a section has None.
+    If several reasons have the same section, only the first reason gets the section.
     """
     titles: set[str] = set()
     reasons_with_advice = []
-    for one in reasons:
-        advice = _OF_CAUSE.get(one.cause)
+    for reason in reasons:
+        advice = _OF_CAUSE.get(reason.cause)
         new = advice is not None and advice.title not in titles
         if advice is not None:
             titles.add(advice.title)
         reasons_with_advice.append(
-            {**one.to_dict(), "advice": advice.to_dict() if advice is not None and new else None}
+            {**reason.to_dict(), "advice": advice.to_dict() if advice is not None and new else None}
         )
     return reasons_with_advice

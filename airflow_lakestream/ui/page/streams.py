@@ -1,4 +1,4 @@
-"""All streams visible to a user, for the page: read by a handful of statements, for any number of streams."""
+"""The streams that a user may see, for the page. The number of statements is the same for any number of streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamDag:
-    """A DAG with streams or looks."""
+    """A DAG with streams, or with looks at streams.
+
+    `next_run` is the time at which Airflow starts the next run, or None.
+    """
 
     dag_id: str
     paused: bool
@@ -42,9 +45,12 @@ class PageStream:
     """All facts for a stream's row.
 
     :param table: the table of the landings, or None if it is unknown or changes with each run.
-    :param names: topic, table and consumer group of the newest landing, or of the DAG file.
+    :param names: topic, table and consumer group of the newest landing, or else of the DAG file.
+    :param newest: the task in the newest run, or None.
+    :param landing: the newest landing, or None.
     :param conf: conf of a run that lands in the table, or None if unknown.
     :param is_usual: whether the scheduler's runs land in the table.
+    :param look: the last looks of `supervise_lakestream`, or None.
     """
 
     dag: StreamDag
@@ -69,7 +75,7 @@ class PageStream:
 
     @property
     def report_tables(self) -> tuple[str | None, ...]:
-        """Tables of the stream's reports, with None for reports without a table; empty: all tables."""
+        """The tables that the stream's reports name, None for reports without a table; empty: all tables."""
         if self.table is None:
             return ()
         return (self.table, None) if self.table == self.task.table_of({}) else (self.table,)
@@ -78,41 +84,43 @@ class PageStream:
 def streams_of(
     dag: StreamDag, task: StreamTask, landings: Mapping[str | None, TaskLanding], runs: RunStates
 ) -> list[PageStream]:
-    """Return the streams of a task: first the table of the scheduler's runs, then the newest tables.
+    """Return a stream for each table of a task: first the table of the scheduler's runs, then the newest tables.
 
-    If records or the time choose a task's tables, the task has a single stream, with the table None.
+    A task whose tables are chosen by records or by the time has a single stream, with the table None.
 
-    :param landings: the newest landing by table; None is for reports without a table.
-    :param runs: the newest runs, with their own landings.
+    :param landings: by table, the newest landing; the key None is for reports without a table.
+    :param runs: the newest runs, whose own landings may be newer.
     """
     key, usual, by_run = (dag.dag_id, task.task_id), task.table_of({}), task.has_table_by_run
     tries, confs = runs.tries.get(key, {}), runs.confs.get(key, {})
     newest_landings: dict[str | None, TaskLanding] = {}
     for by_table in (landings, runs.reported.get(key, {})):
-        for named, one in by_table.items():
-            table = None if by_run else named or usual
-            if table not in newest_landings or one.at > newest_landings[table].at:
-                newest_landings[table] = one
-    newest = sorted(newest_landings, key=lambda table: newest_landings[table].at, reverse=True)
-    other_tables = [table for table in dict.fromkeys((*newest, *tries)) if table not in (None, usual)][:MOST_TABLES]
-    # All tables of a mapped task are usual.
+        for reported_table, landing in by_table.items():
+            table = None if by_run else reported_table or usual
+            if table not in newest_landings or landing.at > newest_landings[table].at:
+                newest_landings[table] = landing
+    by_time = sorted(newest_landings, key=lambda table: newest_landings[table].at, reverse=True)
+    other_tables = [table for table in dict.fromkeys((*by_time, *tries)) if table not in (None, usual)][:MOST_TABLES]
+    # The scheduler's runs land in all tables of a mapped task.
     is_mapped = usual is None and not by_run and not task.has_table_by_form
 
     def stream(table: str | None) -> PageStream:
         is_usual = table == usual or is_mapped
-        # A run with an unknown table counts as a run of the scheduler.
-        newest_tries = [tries[one] for one in {table, None} if one in tries and (is_usual or one is not None)]
+        # A run whose table is unknown counts as a run of the scheduler.
+        try_tables = {table, None} if is_usual else {table} - {None}
+        newest_tries = [tries[try_table] for try_table in try_tables if try_table in tries]
         return PageStream(
             dag,
             task,
             table,
             _names(dag, task, newest_landings.get(table), None if table == usual else table),
-            max(newest_tries, key=lambda one: one.run, default=None),
+            max(newest_tries, key=lambda task_try: task_try.run, default=None),
             newest_landings.get(table),
             () if is_usual else confs.get(table),
             is_usual,
         )
 
+    # Without a usual table, None stands for the task only if no other table is known.
     tables = [usual, *other_tables] if usual is not None or not other_tables else other_tables
     return [stream(table) for table in tables]
 
@@ -144,9 +152,9 @@ def row_of(stream: PageStream) -> dict[str, Any]:
 
 
 def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table: str | None) -> dict[str, str | None]:
-    """Return the names in the newest landing, or else in the DAG file, except templates.
+    """Return topic, table and consumer group: of the newest landing, or else of the DAG file if it has no template.
 
-    :param table: the table's name for a report without a table; None for the name in the DAG file.
+    :param table: the table for a report without a table; None: the table of the DAG file.
     """
     reported: Mapping[str, str] = landing.names if landing is not None else {}
     return {
@@ -156,17 +164,15 @@ def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table:
     }
 
 
-# The bundled DAG with looks.
-SUPERVISION = "supervise_lakestream"
-# Nobody can distinguish more bars.
-_MOST_PARTITIONS = 200
+SUPERVISION = "supervise_lakestream"  # the bundled DAG whose sensors look at the streams
+_MOST_PARTITIONS = 200  # most partitions that are drawn: nobody can distinguish more bars
 
 
 def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
-    """Return by topic and partition the landed and lost ranges, as [from, until], and the holes between.
+    """Return for each partition the landed and the lost ranges, as [from, until], and the holes between them.
 
-    Only the given landings count. Earlier landings are unknown, so a bar begins with the first range. At most
-    `_MOST_PARTITIONS` partitions are returned.
+    Earlier landings are not known here, so that there is no hole before the first range. At most `_MOST_PARTITIONS`
+    partitions are returned.
     """
     landed: dict[tuple[str, int], list[tuple[int, int]]] = {}
     lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -186,13 +192,14 @@ def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
                 "partition": partition,
                 "landed": landed_ranges,
                 "lost": lost_ranges,
-                "holes": [[end, start] for (_, end), (start, _) in pairwise(known)],
+                "holes": [[end, next_start] for (_, end), (next_start, _) in pairwise(known)],
             }
         )
     return bars
 
 
 def _merged(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return ranges as sorted [from, until] lists, overlapping and adjacent ranges as one."""
     merged: list[list[int]] = []
     for start, until in sorted(map(tuple, ranges)):
         if merged and start <= merged[-1][1]:
@@ -202,12 +209,11 @@ def _merged(ranges: Iterable[Sequence[int]]) -> list[list[int]]:
     return merged
 
 
-# At most this many landings of a stream are shown.
-_MOST = 200
+_MOST_LANDINGS = 200  # most landings of a stream that are shown
 
 
 class StreamsPage:
-    """Reads Airflow's database, and caches constant facts: the streams in a serialized DAG, by hash."""
+    """The page's content, read from Airflow's database. The streams of a serialized DAG are cached by its hash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -219,7 +225,7 @@ class StreamsPage:
         self._hours = HourlyRows()
 
     def all(self, session: Session, readable: Collection[str]) -> str:
-        """Return all streams of the readable DAGs, the DAGs with looks, and errors of reading their lists, as JSON."""
+        """Return as JSON the streams of the readable DAGs, the DAGs that look at streams, and errors of their lists."""
         with self._lock:
             dags = self._dags(session, readable)
             rows = ",".join([self._text(stream) for stream in self._streams(session, dags)])
@@ -231,10 +237,9 @@ class StreamsPage:
     def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
         """Return the landed rows by task, table and hour of a day.
 
-        `first` is the first of the 24 hours. Each entry of `streams` has a task, a table and 24 numbers as `rows`. The
-        table is None for reports without a table: each task has such an entry, perhaps of zeros. If records or the time
-        choose the task's tables, this entry is its only one, and has the sum of all tables. `rows` is None if the
-        task's runs report only sums.
+        `first` is the first of the 24 hours. Each entry of `streams` has a task, a table, and a number for each hour as
+        `rows`, or None if the runs report only sums. Each task has an entry with the table None, for reports without a
+        table. If records or the time choose the task's tables, this is the only entry, with the sum of all tables.
         """
         with self._lock:
             dags = self._dags(session, readable)
@@ -243,12 +248,15 @@ class StreamsPage:
         first, by_stream = self._hours.of(session, tasks)
         rows = []
         for key, by_table in sorted(by_stream.items()):
-            own: dict[str | None, list[int] | None] = {None: None if by_table is None else [0] * HOURS}
+            of_task: dict[str | None, list[int] | None] = {None: None if by_table is None else [0] * HOURS}
             if key in by_run and by_table:
-                own = {None: [sum(hours) for hours in zip(*by_table.values(), strict=True)]}
+                of_task = {None: [sum(hour) for hour in zip(*by_table.values(), strict=True)]}
             else:
-                own |= by_table or {}
-            rows += [{"dag_id": key[0], "task_id": key[1], "table": table, "rows": one} for table, one in own.items()]
+                of_task |= by_table or {}
+            rows += [
+                {"dag_id": key[0], "task_id": key[1], "table": table, "rows": numbers}
+                for table, numbers in of_task.items()
+            ]
         return {"first": first.isoformat(), "streams": rows}
 
     def one(
@@ -263,14 +271,14 @@ class StreamsPage:
         stream, newest, supervisors = self._find(session, key, table, readable)
         if stream is None:
             return None
-        landings = read_history(session, key, newest, _MOST, stream.report_tables)
+        landings = read_history(session, key, newest, _MOST_LANDINGS, stream.report_tables)
         return {
             **row_of(stream),
             "supervisors": supervisors,
             "no_backfill": stream.task.no_backfill,
             "buttons": buttons_of(session, stream.pressed, readable),
             "contents": contents_of(session, stream.look),
-            "landings": [one.to_dict() for one in landings],
+            "landings": [landing.to_dict() for landing in landings],
             "offsets": offsets_of(landings),
         }
 
@@ -284,28 +292,31 @@ class StreamsPage:
     def _find(
         self, session: Session, key: Key, table: str | None, readable: Collection[str]
     ) -> tuple[PageStream | None, int | None, list[str]]:
-        """Return a stream, the id of the stream's newest event, and the DAGs with looks.
+        """Return a triple: a stream, the id of its newest event, and the ids of the DAGs that look at streams.
 
-        The stream is None if no readable stream has this key and table; the id is None if unknown.
+        The stream is None if no readable stream has this key and table. The id is None if unknown.
         """
         with self._lock:
             dags = [dag for dag in self._dags(session, readable) if dag.dag_id == key[0] or dag.parsed.looks]
             of_task = [stream for stream in self._streams(session, dags, key[0]) if stream.key == key]
-            stream = next((one for one in of_task if table in (None, one.table) or one.table is None), None)
+            stream = next(
+                (candidate for candidate in of_task if table in (None, candidate.table) or candidate.table is None),
+                None,
+            )
             return stream, None if stream is None else self._landings.event_of(key, stream.table), _supervisors(dags)
 
     def _text(self, stream: PageStream) -> str:
-        """Return a row as JSON. Most rows are unchanged since the last call, and kept as text."""
+        """Return a stream's row as JSON. The text is kept: most rows do not change between calls."""
         place = stream.key, stream.table
-        before = self._texts.get(place)
-        if before is None or before[0] != stream:
-            before = self._texts[place] = (stream, json.dumps(row_of(stream), separators=(",", ":")))
-        return before[1]
+        cached = self._texts.get(place)
+        if cached is None or cached[0] != stream:
+            cached = self._texts[place] = (stream, json.dumps(row_of(stream), separators=(",", ":")))
+        return cached[1]
 
     def _streams(
         self, session: Session, dags: Collection[StreamDag], dag_id: str | None = None
     ) -> Iterator[PageStream]:
-        """Yield the streams of the DAGs, or of a single DAG, task by task: first the usual table."""
+        """Yield the streams of the DAGs, or of one of these DAGs, task by task, with the usual table first."""
         results = self._supervision.of(session, {dag.dag_id: dag.parsed.looks for dag in dags if dag.parsed.looks})
         by_key = {
             (dag.dag_id, task.task_id): (dag, task)
@@ -315,14 +326,15 @@ class StreamsPage:
         }
         tasks = {key: task for key, (_, task) in by_key.items()}
         landings = self._landings.of(session, tasks)
-        landed = {key: {one.run_id for one in by_table.values()} for key, by_table in landings.items()}
+        landed = {key: {landing.run_id for landing in by_table.values()} for key, by_table in landings.items()}
         runs = self._runs.of(session, tasks, landed)
         for key, (dag, task) in sorted(by_key.items()):
-            for one in streams_of(dag, task, landings.get(key, {}), runs):
-                look = results.get((one.names["table"] or "", one.names["consumer_group"] or ""))
-                yield replace(one, look=look)
+            for stream in streams_of(dag, task, landings.get(key, {}), runs):
+                look = results.get((stream.names["table"] or "", stream.names["consumer_group"] or ""))
+                yield replace(stream, look=look)
 
     def _dags(self, session: Session, readable: Collection[str]) -> list[StreamDag]:
+        """Return the readable DAGs with streams or looks, by the newest version of each DAG."""
         newest = (
             select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
             .group_by(DagVersion.dag_id)
@@ -346,16 +358,16 @@ class StreamsPage:
         self._read(session, {row.dag_hash: row.id for row in rows if row.dag_hash not in self._by_hash})
         parsed = [self._by_hash.get(row.dag_hash, DagStreams()) for row in rows]
         return [
-            StreamDag(row.dag_id, row.is_paused, row.timetable_summary, row.next_dagrun_create_after, one)
-            for row, one in zip(rows, parsed, strict=True)
-            if one.streams or one.looks
+            StreamDag(row.dag_id, row.is_paused, row.timetable_summary, row.next_dagrun_create_after, streams)
+            for row, streams in zip(rows, parsed, strict=True)
+            if streams.streams or streams.looks
         ]
 
     def _read(self, session: Session, ids: dict[str, Any]) -> None:
         for chunk in chunks(list(ids.values())):
-            for one in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(chunk))):
-                self._by_hash[one.dag_hash] = find_streams(one.data or {})
-                session.expunge(one)
+            for serialized in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(chunk))):
+                self._by_hash[serialized.dag_hash] = find_streams(serialized.data or {})
+                session.expunge(serialized)
 
 
 def _supervisors(dags: Collection[StreamDag]) -> list[str]:

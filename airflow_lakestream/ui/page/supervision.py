@@ -1,4 +1,4 @@
-"""Last results of the sensors of `supervise_lakestream` for each stream, read from XComs."""
+"""Last results of the bundled DAG `supervise_lakestream` for each stream, read from XComs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from airflow_lakestream.watching.causes import UNSEEN
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-# Shown fields of the sensors' values, and of a table's contents.
+# Shapes of the list of streams, of the sensors' values, and of a table's contents: the fields that the page shows.
 _LISTED = mapped(table=text, consumer_group=text)
 _LOOK = mapped(lag=integer, lost=integer, time_left=number, reasons=listed(mapped(cause=text, text=text)))
 _SAMPLE = mapped(topic=text, partition=integer, offset=integer, error=text, value=text, bytes=integer, run_id=text)
 _REASON = mapped(stage=text, reason=text, records=integer, samples=listed(_SAMPLE))
-_SNAPSHOT = mapped(
-    **dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text),
-    rows=integer,
-)
+_SNAPSHOT = mapped(**dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text), rows=integer)
 _CONTENTS = mapped(
     table=text,
     consumer_group=text,
@@ -40,13 +37,16 @@ _CONTENTS = mapped(
     snapshots=mapped(count=integer, newest=listed(_SNAPSHOT)),
     rejects=mapped(count=count, looked_at=count, kinds=count, reasons=listed(_REASON)),
 )
-# A stream in the list of streams: (table, consumer_group).
+# A stream in the list of streams, as (table, consumer_group).
 Named = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ContentsPlace:
-    """Place of a report about a table's contents: a mapped task in a run; `is_well`: the task succeeded."""
+    """Place of a report about a table's contents: an instance of a mapped task in a run.
+
+    `is_well` is True if the task succeeded. `at` is the time at which the run ended.
+    """
 
     run: int
     dag_id: str
@@ -59,10 +59,13 @@ class ContentsPlace:
 
 @dataclass
 class SupervisionResult:
-    """Last results for a stream. `looks` has by kind of look whether the look succeeded, and the sensor's value.
+    """Last results for a stream.
 
-    `problems` has by kind of look the error of reading the value. `contents` is the place of the report about the
-    table's contents, and `open_rejects` its rejected records that were not landed again, or None if unknown.
+    :param at: the time at which the run ended.
+    :param looks: by kind of look: `well`, whether the sensor succeeded, and `value`, the sensor's value or None.
+    :param problems: by kind of look, the error of reading the value.
+    :param contents: the place of the report about the table's contents, or None.
+    :param open_rejects: number of rejected records that were not landed again, or None if unknown.
     """
 
     dag_id: str
@@ -74,15 +77,15 @@ class SupervisionResult:
     open_rejects: int | None = None
 
     def value(self, kind: str, name: str) -> Any:
-        """Return a figure of a look, or None without a look."""
+        """Return a field of a look's value, or None if there is no look, or no such field."""
         return (self.looks.get(kind, {}).get("value") or {}).get(name)
 
     def is_bad(self, kind: str) -> bool:
-        """Whether the look failed."""
+        """Return whether the sensor failed."""
         return self.looks.get(kind, {}).get("well") is False
 
     def unseen(self) -> dict[str, str]:
-        """Return the reasons of looks without a result, by kind of look."""
+        """Return by kind of look the reason for a look that failed, and not only found a bad state."""
         bad = {kind: look.get("value") for kind, look in self.looks.items() if look.get("well") is False}
         default = "The task that looks failed: the error in its log has the reason."
         return {
@@ -98,13 +101,13 @@ class SupervisionResult:
 
 
 class SupervisionResults:
-    """Last results for each stream. An ended run is read once."""
+    """Last results for each stream. Each ended run is read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Any, dict[Named, SupervisionResult], list[str]]] = {}
 
     def problems(self, dag_ids: Collection[str]) -> list[str]:
-        """Return the errors of reading the lists of streams, for these DAGs."""
+        """Return the errors of reading the lists of streams of these DAGs."""
         return [problem for dag_id in dag_ids if dag_id in self._read for problem in self._read[dag_id][2]]
 
     def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, SupervisionResult]:
@@ -112,7 +115,7 @@ class SupervisionResults:
 
         If several DAGs look at a stream, their results are merged.
 
-        :param looks: by DAG the tasks with looks.
+        :param looks: by DAG, the tasks that look at streams.
         """
         newest = (
             select(func.max(DagRun.id))
@@ -124,10 +127,10 @@ class SupervisionResults:
         for run, dag_id, run_id, at in session.execute(runs):
             if at is None:
                 continue
-            # A run with cleared tasks ends a second time.
-            wanted = (run, at, looks[dag_id])
-            if self._read.get(dag_id, (None,))[0] != wanted:
-                self._read[dag_id] = (wanted, *_results_of(session, run, dag_id, run_id, at, looks[dag_id]))
+            # With the time: a run with cleared tasks ends again, with other results.
+            version = (run, at, looks[dag_id])
+            if self._read.get(dag_id, (None,))[0] != version:
+                self._read[dag_id] = (version, *_results_of(session, run, dag_id, run_id, at, looks[dag_id]))
             for name, result in self._read[dag_id][1].items():
                 other = results.get(name)
                 results[name] = result if other is None else _merged_results(other, result)
@@ -135,10 +138,9 @@ class SupervisionResults:
 
 
 def contents_of(session: Session, result: SupervisionResult | None) -> dict[str, Any] | None:
-    """Return the contents of a stream's table at the last look, with the run and its time.
+    """Return the contents of a stream's table at the last look, with the run and its time, or None without a look.
 
-    Returns None without a look. `document` is None if the look failed; also if the report could not be read, and
-    `problem` then has the error.
+    `document` is None if the look failed, or if its report could not be read: `problem` then has the error.
     """
     place = result.contents if result is not None else None
     if place is None:
@@ -167,23 +169,28 @@ def contents_of(session: Session, result: SupervisionResult | None) -> dict[str,
     }
 
 
-def _merged_results(one: SupervisionResult, other: SupervisionResult) -> SupervisionResult:
+def _merged_results(first: SupervisionResult, second: SupervisionResult) -> SupervisionResult:
+    """Return the results of two DAGs that look at the same stream; those of the second count if both have them."""
     return replace(
-        one,
-        looks={**one.looks, **other.looks},
-        problems={**one.problems, **other.problems},
-        contents=other.contents or one.contents,
-        open_rejects=(other if other.contents else one).open_rejects,
+        first,
+        looks={**first.looks, **second.looks},
+        problems={**first.problems, **second.problems},
+        contents=second.contents or first.contents,
+        open_rejects=(second if second.contents else first).open_rejects,
     )
 
 
 def _results_of(
     session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Sequence[LookTask]
 ) -> tuple[dict[Named, SupervisionResult], list[str]]:
-    """Return the results by stream, and the errors of reading the lists of streams."""
+    """Return a pair: the results by stream, and the errors of reading the lists of streams.
+
+    :param run: the id of the run in the database.
+    :param looks: the tasks of the DAG that look at streams.
+    """
     results: dict[Named, SupervisionResult] = {}
     tasks = {look.task_id: look for look in looks}
-    # Contents of tables are read one by one, not here.
+    # Reports about the contents of tables are long: `contents_of` reads a single one.
     with_values = {task_id for task_id, look in tasks.items() if look.kind != CONTENTS}
     with_values |= {look.listed_by for look in looks}
     of_run = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
@@ -204,22 +211,22 @@ def _results_of(
         name = lists[tasks[task_id].listed_by].get(index)
         if name is None or state not in ("success", "failed"):
             continue
-        one = results.setdefault(name, SupervisionResult(dag_id, run_id, at))
+        result = results.setdefault(name, SupervisionResult(dag_id, run_id, at))
         if tasks[task_id].kind == CONTENTS:
-            one.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
-            one.open_rejects = rejects.get((task_id, index)) if state == "success" else None
+            result.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
+            result.open_rejects = rejects.get((task_id, index)) if state == "success" else None
             continue
         kind, value = tasks[task_id].kind, values.get((task_id, index))
         try:
             value = None if value is None else look_value(value)
         except Odd as odd:
-            value, one.problems[kind] = None, str(odd)
-        one.looks[kind] = {"well": state == "success", "value": value}
+            value, result.problems[kind] = None, str(odd)
+        result.looks[kind] = {"well": state == "success", "value": value}
     return results, problems
 
 
 def _open_rejects(session: Session, run: int, task_ids: Collection[str]) -> dict[tuple[str, int], int]:
-    """Return the open rejected records by task and map index; the reports about contents are too long to read whole."""
+    """Return by task and map index the number of open rejected records, without reading whole reports."""
     if not task_ids:
         return {}
     counted = cast(type_coerce(valid_json(session, XComModel.value), JSON)[("rejects", "count")], Text)
@@ -235,13 +242,16 @@ def _open_rejects(session: Session, run: int, task_ids: Collection[str]) -> dict
 
 
 def look_value(value: Any) -> dict[str, Any]:
-    """Return a sensor's value of a look, with checked fields. Raises Odd."""
-    known: dict[str, Any] = _LOOK("", value)
-    return {**plain("", value), **known}
+    """Return a sensor's value with the fields that the page shows checked. Raises Odd."""
+    shown: dict[str, Any] = _LOOK("", value)
+    return {**plain("", value), **shown}
 
 
 def _stream_names(value: Any) -> tuple[dict[int, Named], str]:
-    """Return the streams in a list by their place, and the error of the first stream that could not be read."""
+    """Return a pair: the streams of a list by index, and the error of the first stream that could not be read.
+
+    The error is empty if all streams could be read.
+    """
     names, problem = {}, ""
     if value is not None and not isinstance(value, list):
         return {}, str(Odd("the report", value, "list"))
@@ -256,6 +266,7 @@ def _stream_names(value: Any) -> tuple[dict[int, Named], str]:
 
 
 def _read(value: Any) -> Any:
+    """Return the value of an XCom, parsed if it is JSON text."""
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             return json.loads(value)

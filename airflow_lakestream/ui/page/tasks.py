@@ -1,6 +1,6 @@
-"""Tasks of a DAG with streams, found in the serialized JSON without building the DAG.
+"""The tasks of a DAG that land streams, found in Airflow's serialized JSON without building the DAG.
 
-Texts are from the DAG file. Templates are rendered by a run, not here.
+Texts are as in the DAG file: only a run renders templates.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RESUMES = 'Each run lands what is not landed yet, in any interval: a backfill is
 
 
 def of_schedule(dag: Mapping[str, Any]) -> str | None:
-    """Return the reason for a DAG without intervals to backfill. `dag` is Airflow's serialized JSON.
+    """Return the reason for which a DAG has no intervals to backfill, or None for a DAG with intervals.
 
-    None for a DAG with intervals.
+    :param dag: the DAG in Airflow's serialized JSON.
     """
     allowed = dag.get("allowed_run_types")
     if isinstance(allowed, Mapping):
@@ -37,20 +37,20 @@ def of_schedule(dag: Mapping[str, Any]) -> str | None:
     if isinstance(allowed, list) and "backfill" not in allowed:
         return _NOT_ALLOWED
     timetable = dag.get("timetable")
-    given = timetable if isinstance(timetable, Mapping) else {}
-    name = str(given.get("__type", "")).rpartition(".")[2]
+    encoded = timetable if isinstance(timetable, Mapping) else {}
+    name = str(encoded.get("__type", "")).rpartition(".")[2]
     if name in _SCHEDULES:
         return _SCHEDULES[name]
-    # A plain cron text or a timedelta becomes such a timetable in Airflow 3.
-    values = given.get("__var")
+    # Airflow 3 makes a trigger timetable, which has no intervals by default, of a cron text or a timedelta.
+    values = encoded.get("__var")
     interval = values.get("interval") if isinstance(values, Mapping) else None
     return _NO_WIDTH if name.endswith("TriggerTimetable") and interval in (None, 0, 0.0) else None
 
 
 def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> str | None:
-    """Return the reason for a task without intervals to backfill: the mode `resume`.
+    """Return the reason for which a task lands no intervals, the mode `resume`, or None.
 
-    Returns None for any other mode, and if only a run or another task knows the mode.
+    Returns None also if only a run or another task knows the mode.
 
     :param engine: one of the values of `ENGINES`.
     :param given: the operator's arguments.
@@ -58,7 +58,7 @@ def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> st
     """
     modes = {
         "extract": given.get("mode", "resume"),
-        # Known to its plan, which is another task.
+        # The task that plans has the mode.
         "group": None,
         "spark": app.get("mode", "resume"),
     }
@@ -66,9 +66,10 @@ def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> st
     return RESUMES if mode == "resume" else None
 
 
+# Beginning of the modules of this package's operators.
 _OURS = "airflow_lakestream."
 _MAINTENANCE = "maintain_iceberg"
-# Engine that lands, by operator.
+# By operator, the engine that lands.
 ENGINES = {
     "KafkaExtractOperator": "extract",
     "CommitPiecesOperator": "group",
@@ -76,22 +77,19 @@ ENGINES = {
     "SparkStreamingSubmitOperator": "spark",
     "FlinkSqlOperator": "flink",
     "KafkaConnectOperator": "connect",
-    # The task of a pipeline that was never right: nobody knows its engine.
+    # The task of a pipeline whose file was never valid: its engine is unknown.
     "BrokenPipeline": "",
 }
-# A run of these engines goes on and on, and reports its progress by the XCom `progress`.
+# Engines whose runs never end by themselves, and report their progress by the XCom `progress`.
 LASTING = ("spark", "flink", "connect")
-# Arguments for the places of a stream's tables, and for decoding its records.
-KEPT = (
-    *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
-    *(*DECODING, "schema_evolution", "tombstones"),
-)
+# Names of the arguments that buttons pass on: a stream's connections, and the decoding of its records.
+KEPT = (*("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"), *(*DECODING, "schema_evolution", "tombstones"))
 # A template that the conf of a run fills in.
 _PARAM = re.compile(r"\{\{\s*params\.(\w+)\s*\}\}")
 _DAG_ID = re.compile(r"\{\{\s*dag\.dag_id\s*\}\}")
-# Reported for a single stream at a time, since it is long.
+# Kind of the looks at a table's contents: their reports are long, and are read for a single stream.
 CONTENTS = "contents"
-# Kind of look by sensor or operator, as in `SupervisionResult`.
+# By sensor or operator, the kind of its looks.
 LOOKS = {
     "IcebergSnapshotFreshnessSensor": "freshness",
     "CheckpointLagSensor": "lag",
@@ -102,11 +100,12 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task with landings. A name known only to a run is None; `texts` has the names as in the DAG file.
+    """A task that lands. A name of topic, table or consumer group is None if only a run knows the name.
 
-    `defaults` has the defaults of the DAG's params in `texts`. `no_backfill` is the reason for which a backfill of the
-    DAG would land no interval, or None. `given` has the task's arguments of `KEPT` from the DAG file, without missing
-    arguments.
+    :param texts: the names as in the DAG file, with templates.
+    :param defaults: the defaults of those params of the DAG that occur in `texts`.
+    :param no_backfill: the reason for which a backfill of the DAG lands no interval, or None.
+    :param given: the arguments of `KEPT` that the DAG file sets.
     """
 
     task_id: str
@@ -125,22 +124,22 @@ class StreamTask:
 
     @property
     def lasts(self) -> bool:
-        """Whether a run goes on and on."""
+        """Whether a run never ends by itself."""
         return self.engine in LASTING
 
     def written(self, conf: Mapping[str, str | None]) -> dict[str, str]:
-        """Return the names in a run with a conf, except parts known only to the run."""
+        """Return the names in a run with a conf; parts that only the run knows stay templates."""
         values = {**self.defaults, **conf}
         return {name: _PARAM.sub(lambda m: values.get(m[1]) or m[0], text) for name, text in self.texts.items()}
 
     def table_of(self, conf: Mapping[str, str | None]) -> str | None:
-        """Return the table of a run with a conf, or None if only the run knows."""
+        """Return the table of a run with a conf, or None if only the run knows the table."""
         table = self.written(conf).get("table", "{")
         return None if "{" in table else table
 
     @property
     def has_table_by_run(self) -> bool:
-        """Whether records, or the time, choose tables: then all these tables are the same stream."""
+        """Whether records or the time choose the tables; all these tables are then one stream."""
         return "{" in _PARAM.sub("", self.texts.get("table", ""))
 
     @property
@@ -151,7 +150,7 @@ class StreamTask:
 
 @dataclass(frozen=True, slots=True)
 class LookTask:
-    """A mapped task with a look at each stream in the list from the task `listed_by`."""
+    """A mapped task that looks at each stream in the list that the task `listed_by` returns."""
 
     task_id: str
     kind: str
@@ -160,9 +159,9 @@ class LookTask:
 
 @dataclass(frozen=True, slots=True)
 class DagStreams:
-    """Streams and looks of a DAG, with the DAG's tags.
+    """The tasks of a DAG that land streams or look at streams, with the DAG's tags.
 
-    `broken` is the first problem of a broken pipeline, or None for any other DAG.
+    `broken` is the first problem of a pipeline's file, or None for a valid file and for any other DAG.
     """
 
     streams: tuple[StreamTask, ...] = ()
@@ -174,7 +173,7 @@ class DagStreams:
 def find_streams(data: Mapping[str, Any]) -> DagStreams:
     """Return the streams, looks and tags in the JSON of a serialized DAG.
 
-    Only tasks with operators of this package are streams or looks. Nothing is imported from the DAG file.
+    Only operators of this package land or look at streams. Nothing is imported from the DAG file.
     """
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
@@ -185,8 +184,8 @@ def find_streams(data: Mapping[str, Any]) -> DagStreams:
     return DagStreams(streams, tuple(_looks(ours)), tuple(tags), _problem_of_file(str(dag.get("description")), tags))
 
 
-# Others may have the tag, too; `pipelines.dags.broken_dag` writes both.
 def _problem_of_file(description: str, tags: list[str]) -> str | None:
+    """Return the problem in the description that `pipelines.dags.broken_dag` writes, or None for any other DAG."""
     before, _, problem = description.partition("Broken: ")
     return problem if "broken" in tags and not before and problem else None
 
@@ -202,13 +201,15 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
         if given.get("app") == _MAINTENANCE or (operator == "SparkStreamingSubmitOperator" and not given.get("app")):
             continue
         names = _names(given)
+        texts = {name: _DAG_ID.sub(dag_id, text) for name, text in names.items() if text}
+        params = {param for text in texts.values() for param in _PARAM.findall(text)}
         yield StreamTask(
             task_id=str(task["task_id"]),
             operator=operator,
             engine=ENGINES[operator],
             **{name: text if text and "{{" not in text else None for name, text in names.items()},
-            texts=(texts := {name: _DAG_ID.sub(dag_id, text) for name, text in names.items() if text}),
-            defaults=_defaults(task, {name for text in texts.values() for name in _PARAM.findall(text)}),
+            texts=texts,
+            defaults=_defaults(task, params),
             has_outlets=bool(given.get("outlets")),
             no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
             is_mirror=ENGINES[operator] == "mirror" or given.get("app") in MIRROR_APPS,
@@ -218,22 +219,23 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
 
 
 def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]:
-    """Return the default values of the DAG's form, by param; None for a value unfit for a name.
+    """Return by param the default value of the DAG's form, or None for a value that can't be in a name.
 
     :param names: the params to return.
     """
-    found = task.get("params")
-    pairs = found if isinstance(found, list) else []
-    usual = {str(name): _map(one).get("default") for name, one in pairs}
-    return {name: param_text(usual.get(name)) for name in sorted(names)}
+    params = task.get("params")
+    pairs = params if isinstance(params, list) else []
+    values = {str(name): _map(param).get("default") for name, param in pairs}
+    return {name: param_text(values.get(name)) for name in sorted(names)}
 
 
 def param_text(value: Any) -> str | None:
-    """Return a param as text for a name, or None if unfit: empty, or neither text nor whole number."""
+    """Return a param's value as text, or None if it is empty, or neither a text nor a whole number."""
     return str(value) if isinstance(value, str | int) and value != "" else None
 
 
 def _names(given: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return topic, table and consumer group in an operator's arguments, its app_config, or its connector's config."""
     app, connector = _map(given.get("app_config")), _map(given.get("config"))
     return {
         "topic": _text(given.get("topic") or app.get("topic") or connector.get("topics")),
@@ -252,13 +254,13 @@ def _looks(tasks: list[dict[str, Any]]) -> Iterator[LookTask]:
 
 
 def _xcom_of(value: Any) -> str | None:
-    """Return the task of the first XCom in an expansion, behind any mapping."""
+    """Return the id of the task whose XCom an expansion maps over, or None; the XCom may be nested."""
     if isinstance(value, Mapping):
         if "task_id" in value and "key" in value:
             return _text(value["task_id"])
         value = list(value.values())
     if isinstance(value, list):
-        return next((found for one in value if (found := _xcom_of(one))), None)
+        return next((task_id for item in value if (task_id := _xcom_of(item))), None)
     return None
 
 
@@ -267,7 +269,8 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def _map(value: Any) -> Mapping[str, Any]:
-    # Airflow wraps some values together with a type.
+    """Return a mapping, or an empty mapping for any other value."""
+    # Airflow wraps some values together with their type.
     inner = value.get("__var", value) if isinstance(value, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 

@@ -20,9 +20,11 @@ from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """Lag of a partition: unread offsets (records or holes), and the age of the oldest unread record seen.
+    """Lag of a partition.
 
-    `unknown`: more records are unread than a look reads, so older ones may be among them.
+    `records` is the number of unread offsets, holes of the log included. `seconds` is the age of the oldest unread
+    record that the look has read, or None without a timestamp. `unknown`: a look does not read that many records, so
+    that there may be an older one.
     """
 
     topic: str
@@ -32,14 +34,17 @@ class PartitionLag:
     unknown: bool = False
 
     def __str__(self) -> str:
-        which = "first" if self.unknown else "oldest"
-        age = "" if self.seconds is None else f", the {which} {span(self.seconds)} old"
+        first_or_oldest = "first" if self.unknown else "oldest"
+        age = "" if self.seconds is None else f", the {first_or_oldest} {span(self.seconds)} old"
         return f"{self.topic}[{self.partition}] with {self.records:,} unread{age}"
 
 
 @dataclass(frozen=True)
 class LagLimits:
-    """The allowed lag; None is unlimited. Ages are seconds."""
+    """The allowed lag; None is unlimited. Ages are seconds.
+
+    `records` limits the unread offsets of each partition, or of all partitions together if `per_partition` is False.
+    """
 
     records: int | None = None
     age: float | None = None
@@ -49,15 +54,15 @@ class LagLimits:
     def far(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
         """Return the partitions over a limit of records or age.
 
-        If `records` limits the sum of the partitions (`per_partition` is False), a sum over the limit returns all
-        partitions with lag.
+        If the sum of all partitions is limited, and over the limit, all partitions with lag are returned.
         """
         behind = [lag for lag in lags if lag.records]
-        too_many = [lag for lag in behind if self._too_many(lag, sum(one.records for one in behind))]
-        return [lag for lag in behind if lag in too_many or self._too_old(lag)]
+        total = sum(lag.records for lag in behind)
+        return [lag for lag in behind if self._too_many(lag, total) or self._too_old(lag)]
 
     def _too_many(self, lag: PartitionLag, total: int) -> bool:
-        return self.records is not None and (lag.records if self.per_partition else total) > self.records
+        counted = lag.records if self.per_partition else total
+        return self.records is not None and counted > self.records
 
     def _too_old(self, lag: PartitionLag) -> bool:
         return self.age is not None and lag.seconds is not None and lag.seconds > self.age
@@ -75,11 +80,11 @@ class ConsumerLag:
     def partitions(self) -> list[PartitionLag]:
         """All partitions, also without lag."""
         lags = []
-        for one in self.unread:
-            for p in sorted(one.state.marks):
-                oldest = one.oldest.get(p)
+        for topic in self.unread:
+            for p in sorted(topic.state.marks):
+                oldest = topic.oldest.get(p)
                 age = None if oldest is None else max(0.0, self.now - oldest / 1000)
-                lags.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.unknown))
+                lags.append(PartitionLag(topic.state.identity.topic, p, topic.records(p), age, p in topic.unknown))
         return lags
 
     @property
@@ -90,10 +95,10 @@ class ConsumerLag:
     def judge(self, limits: LagLimits, *, fail: bool) -> Verdict:
         """Compare the lag with the limits.
 
-        A consumer without unread records is always done. `batch_age` limits only a consumer with unread records, for
-        which an unknown age counts as too old.
+        A consumer without unread records is done. For a consumer with unread records `batch_age` is compared, too; an
+        unknown age then counts as too old.
 
-        :param fail: True: a consumer over a limit has failed. False: it is waiting.
+        :param fail: whether a consumer over a limit fails the sensor; False: the sensor waits.
         """
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
@@ -101,24 +106,25 @@ class ConsumerLag:
         if not behind:
             return Verdict(LookOutcome.DONE, (self._caught_up_reason(limits), *more), self._value(lags, None))
         worst = max(behind, key=lambda lag: (lag.seconds or 0.0, lag.records))
-        far = limits.far(lags)
+        over_limit = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
-        if not far and not is_old:
-            near = StreamReason(
+        if not over_limit and not is_old:
+            within = StreamReason(
                 StreamCause.CAUGHT_UP, f"{self.progress.name} is within the limits, {self._lag_text(behind, worst)}"
             )
-            return Verdict(LookOutcome.DONE, (near, *more), value)
+            return Verdict(LookOutcome.DONE, (within, *more), value)
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that never had a record does not count for the comparison.
-        used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
-        # Late partitions: only some partitions are over the limit, and some have no lag at all.
-        late = 0 < len(far) < used and len(behind) < used
+        used = sum(marks.end > 0 for topic in self.unread for marks in topic.state.marks.values())
+        # Single partitions are late if others have no lag at all.
+        late = 0 < len(over_limit) < used and len(behind) < used
         return Verdict(outcome, (*self._behind_reasons(behind, worst, is_old, late), *more), value)
 
     def _behind_reasons(
         self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool
     ) -> list[StreamReason]:
+        """Return the reasons for a consumer over a limit, the consumer's own state first."""
         text = f"{self.progress.name} is {self._lag_text(behind, worst)}"
         if self.progress.reasons:
             first, *more_reasons = self.progress.reasons
@@ -131,17 +137,17 @@ class ConsumerLag:
     def _unknown_reasons(self, limits: LagLimits) -> list[StreamReason]:
         if limits.age is None:
             return []
-        return [reason for one in self.unread for reason in reasons_unknown(one, limits.age)]
+        return [reason for topic in self.unread for reason in reasons_unknown(topic, limits.age)]
 
     def _lag_text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
         """Return the lag in words: records and partitions behind, the worst partition, the last progress."""
         total = sum(lag.records for lag in behind)
-        count = sum(len(one.state.marks) for one in self.unread)
+        count = sum(len(topic.state.marks) for topic in self.unread)
         newest = "" if self.batch_age is None else f"; it last advanced {span(self.batch_age)} ago"
         return f"{total:,} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
 
     def _caught_up_reason(self, limits: LagLimits) -> StreamReason:
-        topics = ", ".join(one.state.identity.topic for one in self.unread)
+        topics = ", ".join(topic.state.identity.topic for topic in self.unread)
         if limits.batch_age is not None and self.batch_age is not None and self.batch_age > limits.batch_age:
             ago = span(self.batch_age)
             return StreamReason(
@@ -151,6 +157,7 @@ class ConsumerLag:
         return StreamReason(StreamCause.CAUGHT_UP, f"{self.progress.name} has read all of {topics}")
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
+        """Return the sensor's XCom value; `worst` is the partition with the oldest unread record, or None."""
         partitions: dict[str, dict[str, int]] = {}
         for lag in lags:
             partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
@@ -161,13 +168,13 @@ class ConsumerLag:
             # Without a timestamp of unread records the greatest age is unknown, and without unread records it is 0.
             "seconds": max((lag.seconds for lag in lags if lag.seconds is not None), default=None if worst else 0.0),
             "batch_age": self.batch_age,
-            "lost": sum(one.lost.width for one in self.unread),
+            "lost": sum(topic.lost.width for topic in self.unread),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class LagCheck(ConsumerSource):
-    """Waits until a consumer is near the end of the topics. The fields are `CheckpointLagSensor`'s arguments.
+    """The check of `CheckpointLagSensor`, whose arguments are the fields: a consumer is near the end of its topics.
 
     Without a limit no record may be unread. Raises InvalidArgument.
     """
@@ -204,7 +211,7 @@ class LagCheck(ConsumerSource):
         return ConsumerLag(progress, unread, now).judge(self.limits, fail=self.fail_when_behind)
 
 
-# A step of a look: asks questions, and returns a result.
+# A part of a look: yields questions, receives the answers, returns a result.
 Step = Generator[LookQuestion, Any, Any]
 
 
@@ -212,8 +219,9 @@ Step = Generator[LookQuestion, Any, Any]
 class UnreadLevel:
     """Unread offsets of a consumer.
 
-    `reached`: the unread offsets are enough for a run. `seconds`: age of the oldest unread record seen, or None.
-    `partitions`: number of unread offsets by topic and partition, as text.
+    `reached` is True if they are enough to start a run. `records` is their number. `seconds` is the age of the oldest
+    unread record that the look has read, or None. `partitions` has the number of unread offsets by topic, and by
+    partition as text.
     """
 
     reached: bool
@@ -225,37 +233,38 @@ class UnreadLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelWatch(ConsumerSource):
-    """A consumer, with the level: `min_records` unread records, or an unread record of `min_wait` seconds."""
+    """A consumer, and the level of unread records that starts a run.
+
+    The level is `min_records` unread records, or an unread record that is older than `min_wait` seconds.
+    """
 
     min_records: int | None = None
     min_wait: float | None = None
 
     def look(self, connections: LookConnections) -> Step:
-        """Look once. Returns `UnreadLevel`; raises the errors of `ConsumerSource`.
-
-        For a consumer that has not begun, all records of the given topics are unread.
-        """
+        """Look once. Returns `UnreadLevel`; raises the errors of `ConsumerSource`."""
         progress = yield from self._read(connections)
         now = time.time()
         before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
         unread = []
         for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
             unread.append((yield from topic_look.waiting(ranges, lost, before_ms)))
-        lags = [one for one in ConsumerLag(progress, unread, now).partitions if one.records]
+        lags = [lag for lag in ConsumerLag(progress, unread, now).partitions if lag.records]
         partitions: dict[str, dict[str, int]] = {}
         for lag in lags:
             partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
         records = sum(lag.records for lag in lags)
         enough = self.min_records is not None and records >= self.min_records
         return UnreadLevel(
-            reached=enough or (self.min_wait is not None and any(one.overdue for one in unread)),
-            ranges=union(one.ranges for one in unread),
+            reached=enough or (self.min_wait is not None and any(topic.overdue for topic in unread)),
+            ranges=union(topic.ranges for topic in unread),
             records=records,
             seconds=max((lag.seconds for lag in lags if lag.seconds is not None), default=None),
             partitions=partitions,
         )
 
     def _read(self, connections: LookConnections) -> Step:
+        """Return the progress of the consumer, also of a consumer that has not begun to read given topics."""
         try:
             return (yield from self.read_progress(connections))
         except NotThere:
@@ -269,7 +278,8 @@ class LevelWatch(ConsumerSource):
 class LevelAlarm:
     """Alarm for unread records: fires when the level is reached.
 
-    Then the alarm is silent until all records for which it fired are read, or `again_after` seconds have passed.
+    After that the alarm is silent until all these records are read, or `again_after` seconds have passed. `fired_for`
+    has the unread ranges of the last firing, `fired_at` its time in seconds since the epoch.
     """
 
     again_after: float
@@ -283,8 +293,8 @@ class LevelAlarm:
         :param now: seconds since the epoch.
         """
         if self.fired_for is not None:
-            is_done = not self.fired_for & waiting.ranges
-            if not is_done and now - self.fired_at < self.again_after:
+            are_read = not self.fired_for & waiting.ranges
+            if not are_read and now - self.fired_at < self.again_after:
                 return False
             self.fired_for = None
         if not waiting.reached:

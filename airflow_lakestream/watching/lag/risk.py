@@ -18,16 +18,18 @@ from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.lag.waiting import Asking, UnreadOffsets, reasons_lost
 from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource, ask_kafka
 
-# In the last part of the wanted time no rate is trusted: a consumer may stop at any moment.
+# In the last quarter of the wanted time no rate is trusted: a consumer may stop at any moment.
 LAST_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """State of a partition at a moment. Times are seconds since the epoch.
+    """State of a partition at a moment.
 
-    `unread` is the number of unread records, `first_at` the timestamp of the first. `retention` is in seconds,
-    `capacity` the number of records that fit into the log by size; None without such a limit.
+    :param unread: the number of unread records.
+    :param first_at: the timestamp of the first unread record in seconds since the epoch, or None if unknown.
+    :param retention: seconds for which Kafka keeps a record; None: for ever.
+    :param capacity: the number of records that fit into the log; None: its size is not limited, or unknown.
     """
 
     unread: int
@@ -42,23 +44,25 @@ class PartitionView:
 class TimeLeft:
     """Seconds until the first unread record leaves the log; infinite for never.
 
-    `going_on` is for the current rates, `stopped` for a consumer that stops reading now.
+    `going_on` holds if the consumer goes on at its present rate, `stopped` if it stops reading now.
     """
 
     going_on: float = math.inf
     stopped: float = math.inf
 
     def is_short(self, wanted: float) -> bool:
-        """Whether less time is left than wanted.
+        """Return whether less time is left than wanted.
 
-        At current rates `wanted` seconds have to be left; if reading stops, a quarter of them, since in the last
-        quarter no rate is trusted.
+        :param wanted: seconds that have to be left at the present rates. If reading stops, a quarter must be left.
         """
         return self.going_on < wanted or self.stopped < wanted / LAST_PART
 
 
 def time_left(view: PartitionView, now: float) -> TimeLeft:
-    """Return the time until the first unread record leaves the log, by age or by size, whichever is sooner."""
+    """Return the time until the first unread record leaves the log, by age or by size: the shorter of both.
+
+    :param now: seconds since the epoch.
+    """
     if not view.unread:
         return TimeLeft()
     by_time, by_size = _by_time(view, now), _by_size(view)
@@ -70,8 +74,8 @@ def _by_time(view: PartitionView, now: float) -> TimeLeft:
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # The unread records were written at `density` records per second. After a landing of `density` records, the first
-    # unread record was written a second later, and expires a second later.
+    # The unread records were written at `density` records per second. After `density` more landed records the first
+    # unread record is a second younger, so the consumer has gained a second.
     density = view.unread / max(1.0, now - view.first_at)
     gained_per_second = view.landed_per_second / density
     return TimeLeft(going_on=stopped / (1 - gained_per_second) if gained_per_second < 1 else math.inf, stopped=stopped)
@@ -87,31 +91,29 @@ def _by_size(view: PartitionView) -> TimeLeft:
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
-    """Return the rate (records per second) for reading all unread records within half of the time left.
+    """Return the rate, in records per second, that reads all unread records within half of `left.stopped`.
 
-    `left.stopped` counts as the time left. If it is infinite, the rate at which records are produced is enough.
+    If no unread record ever leaves the log, the rate at which records are produced is enough.
     """
     if not view.unread:
         return 0.0
-    within = left.stopped / 2
-    if not math.isfinite(within):
+    available = left.stopped / 2
+    if not math.isfinite(available):
         return view.produced_per_second
-    return view.produced_per_second + view.unread / max(1.0, within)
+    return view.produced_per_second + view.unread / max(1.0, available)
 
 
-# Seconds over which rates are measured; less if Kafka's retention is short.
+# Seconds over which rates are measured; at most a quarter of Kafka's retention.
 _WINDOW = 900.0
 _PARTS_OF_RETENTION = 4
-# For a consumer that lands by runs, the rate is measured over several runs.
-_RUNS = 3
-# Bytes of a record in the log in addition to key and value.
-_OVERHEAD = 10
-_SETTINGS_KEPT = 60.0
+_RUNS = 3  # for a consumer that lands by runs, the rate is measured over this many runs at least
+_OVERHEAD_BYTES = 10  # bytes of a record in the log in addition to key and value
+_RETENTION_SHARED = 60.0  # seconds for which sensors share the answer about a topic's retention
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Retention of a topic, and the records by partition of the last `window` seconds."""
+    """Retention of a topic, and by partition the number of records produced in the last `window` seconds."""
 
     retention: TopicRetention
     produced: Mapping[int, int]
@@ -133,7 +135,10 @@ class PartitionRisk:
 
 @dataclass(frozen=True)
 class RetentionRisk:
-    """Risk of all partitions of a consumer at a moment; `every` is the seconds between runs, if known."""
+    """Risk of all partitions of a consumer at a moment.
+
+    `every` is the usual number of seconds between the consumer's runs, or None if unknown.
+    """
 
     progress: ConsumerProgress
     unread: Sequence[UnreadOffsets]
@@ -141,17 +146,18 @@ class RetentionRisk:
     every: float | None
 
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
-        """Fail if less than `wanted` seconds are left, or if records are lost; otherwise be done.
+        """Return the verdict: failed if too little time is left, or if records are lost; otherwise waiting or done.
 
-        :param watch_for: seconds to wait before being done; None: be done at once.
+        :param wanted: seconds that have to be left.
+        :param watch_for: seconds for which the sensor goes on watching before it is done; None: it is done at once.
         :param waited: seconds since the task began.
         """
-        short = [one for one in self.partitions if one.left.is_short(wanted)]
+        short = [partition for partition in self.partitions if partition.left.is_short(wanted)]
         reasons = [*self._expiring_reasons(short, wanted), *reasons_lost(self.unread)]
         if reasons:
             return Verdict(LookOutcome.FAILED, (*reasons, *self.progress.reasons), self._value())
         outcome = LookOutcome.WAITING if watch_for is not None and waited < watch_for else LookOutcome.DONE
-        least = min(self.partitions, key=lambda one: one.left.going_on, default=None)
+        least = min(self.partitions, key=lambda partition: partition.left.going_on, default=None)
         text = f"no unread record of {self.progress.name} leaves within {span(wanted)}"
         if least is not None and math.isfinite(least.left.going_on):
             text += f"; the first one does in {span(least.left.going_on)}, of {least}"
@@ -160,7 +166,7 @@ class RetentionRisk:
     @property
     def rate(self) -> float:
         """The rate (records per second) needed to catch up."""
-        return sum(rate_to_catch_up(one.view, one.left) for one in self.partitions)
+        return sum(rate_to_catch_up(partition.view, partition.left) for partition in self.partitions)
 
     @property
     def max_records(self) -> int | None:
@@ -168,14 +174,15 @@ class RetentionRisk:
         return None if self.every is None else math.ceil(self.rate * self.every)
 
     def _expiring_reasons(self, short: Sequence[PartitionRisk], wanted: float) -> list[StreamReason]:
+        """Return a list with the reason for partitions with too little time left, or an empty list."""
         if not short:
             return []
-        worst = min(short, key=lambda one: (one.left.going_on, one.left.stopped))
+        worst = min(short, key=lambda partition: (partition.left.going_on, partition.left.stopped))
         at_rates = "at today's rates" if math.isfinite(worst.left.going_on) else "if it stops reading"
         left = worst.left.going_on if math.isfinite(worst.left.going_on) else worst.left.stopped
-        landed = "" if self.progress.steps is not None else " (how fast it reads is not known)"
+        caveat = "" if self.progress.steps is not None else " (how fast it reads is not known)"
         text = (
-            f"in {span(left)} {at_rates}{landed} Kafka removes what {self.progress.name} has not read of {worst}, in "
+            f"in {span(left)} {at_rates}{caveat} Kafka removes what {self.progress.name} has not read of {worst}, in "
             f"{len(short)} of {len(self.partitions)} partitions within {span(wanted)}. {self._remedy()}"
         )
         return [StreamReason(StreamCause.EXPIRING_RECORDS, text)]
@@ -190,30 +197,36 @@ class RetentionRisk:
 
     def _value(self) -> dict[str, Any]:
         partitions: dict[str, dict[str, int | None]] = {}
-        for one in self.partitions:
-            partitions.setdefault(one.topic, {})[str(one.partition)] = _whole_seconds(one.left.going_on)
+        for partition in self.partitions:
+            partitions.setdefault(partition.topic, {})[str(partition.partition)] = _whole_seconds(
+                partition.left.going_on
+            )
         return {
-            "time_left": _whole_seconds(min((one.left.going_on for one in self.partitions), default=math.inf)),
+            "time_left": _whole_seconds(
+                min((partition.left.going_on for partition in self.partitions), default=math.inf)
+            ),
             "time_left_if_stopped": _whole_seconds(
-                min((one.left.stopped for one in self.partitions), default=math.inf)
+                min((partition.left.stopped for partition in self.partitions), default=math.inf)
             ),
             "partitions": partitions,
-            "unread": sum(one.view.unread for one in self.partitions),
-            "lost": sum(one.lost.width for one in self.unread),
+            "unread": sum(partition.view.unread for partition in self.partitions),
+            "lost": sum(topic.lost.width for topic in self.unread),
             "records_per_second": math.ceil(self.rate),
             "max_records": self.max_records,
         }
 
 
-def _hour_or(argument: str, value: object) -> float:
-    return (seconds(argument, value) if is_given(value) else 0.0) or 3600.0
+def _seconds_or_hour(argument: str, value: object) -> float:
+    """Return a time in seconds; an hour if the value is missing or 0."""
+    given_seconds = seconds(argument, value) if is_given(value) else 0.0
+    return given_seconds or 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RiskCheck(ConsumerSource):
-    """Fails before unread records leave the log. The fields are the arguments of `RetentionRiskSensor`."""
+    """The check of `RetentionRiskSensor`, whose arguments are the fields: it fails before unread records are lost."""
 
-    min_time_left: SettingField[float] = SettingField("1h", _hour_or)
+    min_time_left: SettingField[float] = SettingField("1h", _seconds_or_hour)
     watch_for: SettingField[float | None] = SettingField(None)
     run_interval: SettingField[float | None] = SettingField(None)
     missing: SettingField[MissingPolicy] = SettingField(MissingPolicy.FAIL)
@@ -225,17 +238,18 @@ class RiskCheck(ConsumerSource):
         now = time.time()
         every = self.run_interval or every_of(progress)
         partitions = []
-        for one in unread:
-            settings = yield from self._settings(connections, one, every, now)
-            partitions += partition_risks(one, settings, progress, every, now)
+        for topic in unread:
+            settings = yield from self._settings(connections, topic, every, now)
+            partitions += partition_risks(topic, settings, progress, every, now)
         return RetentionRisk(progress, unread, partitions, every).judge(self.min_time_left, self.watch_for, waited)
 
     def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
+        """Return the `TopicSettings` of a topic, by two questions to Kafka."""
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         state = unread.state
         topic = state.identity.topic
         retention = yield LookQuestion(
-            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), share_seconds=_SETTINGS_KEPT
+            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), share_seconds=_RETENTION_SHARED
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)
@@ -249,12 +263,12 @@ class RiskCheck(ConsumerSource):
 def every_of(progress: ConsumerProgress) -> float | None:
     """Return the usual number of seconds between the consumer's runs, or None if unknown.
 
-    It is the median over the last commits; several commits of a run count as one.
+    The number is the median of the gaps between the first commits of the last runs.
     """
-    first: dict[str, float] = {}
+    first_commits: dict[str, float] = {}
     for step in progress.steps or ():
-        first[step.run] = min(step.at, first.get(step.run, step.at))
-    gaps = [later - earlier for earlier, later in pairwise(sorted(first.values()))]
+        first_commits[step.run] = min(step.at, first_commits.get(step.run, step.at))
+    gaps = [later - earlier for earlier, later in pairwise(sorted(first_commits.values()))]
     return max(1.0, median(gaps)) if gaps else None
 
 
@@ -270,7 +284,7 @@ def partition_risks(
     window = _landing_window(settings, progress, every, now)
     recent = [step for step in progress.steps or () if step.at > now - window]
     retention = settings.retention
-    sizes = [first.size + _OVERHEAD for first in unread.firsts.values()]
+    sizes = [first.size + _OVERHEAD_BYTES for first in unread.firsts.values()]
     result = []
     for p, marks in sorted(unread.state.marks.items()):
         first = unread.firsts.get(p)
@@ -287,31 +301,35 @@ def partition_risks(
 
 
 def window_of(retention: TopicRetention, every: float | None) -> float:
-    """Return the seconds for measuring the rate of writing: at most a part of the retention time."""
-    part = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
-    return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
+    """Return the seconds over which the rate of producers is measured.
+
+    :param every: seconds between the consumer's runs, or None if unknown.
+    """
+    most = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
+    return min(max(_WINDOW, _RUNS * (every or 0.0)), most)
 
 
 def _landing_window(settings: TopicSettings, progress: ConsumerProgress, every: float | None, now: float) -> float:
+    """Return the seconds over which the consumer's rate is measured."""
     window = max(settings.window, _RUNS * (every or 0.0))
     if every is None or not progress.steps:
         return window
-    # A new consumer has a shorter window; its first run landed the records of the interval before it.
+    # A new consumer has a shorter window: from one interval before its first commit, whose records that commit has.
     return min(window, now - min(step.at for step in progress.steps) + every)
 
 
-def _capacity(retention: TopicRetention, sizes: Sequence[int], held: int) -> float | None:
-    """Return the least number of records to fill a partition by size, or None if unlimited or unknown.
+def _capacity(retention: TopicRetention, sizes: Sequence[int], offsets: int) -> float | None:
+    """Return the least number of records that fills a partition's log, or None if its size is unlimited or unknown.
 
-    :param sizes: bytes of a few records.
-    :param held: the number of offsets in the log now.
+    :param sizes: the bytes of a few records.
+    :param offsets: the number of offsets in the log now.
     """
     if retention.size is None or not sizes:
         return None
-    # The log is compressed, and these sizes are not. So take at least what the log holds now, without the segment that
-    # is removed next.
+    # The log is compressed, and these sizes are not: more records may fit. At least those that the log has now fit, if
+    # the segment that Kafka removes next is left out.
     share = retention.size / (retention.size + retention.segment_size)
-    return max(retention.size / (sum(sizes) / len(sizes)), held * share)
+    return max(retention.size / (sum(sizes) / len(sizes)), offsets * share)
 
 
 def _whole_seconds(value: float) -> int | None:

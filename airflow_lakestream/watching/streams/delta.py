@@ -1,4 +1,4 @@
-"""Streams and landings of a Delta table, read from the log; `landings` does the same for Iceberg."""
+"""Streams and landings of a Delta table, read from the Delta log; module `landings` does the same for Iceberg."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from airflow_lakestream.iceberg.upkeep.file_use import FileUse
 from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
 
-# Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
-MOST_RECENT = 50
-MOST_SINCE = 100
-# A file below this share of the target size is small; the target is that of delta-rs for tables without another.
-SMALL_SHARE = 0.75
-TARGET_BYTES = 100 * 2**20
+MOST_RECENT = 50  # most landings that are read for a time; each is a small file of the log
+MOST_SINCE = 100  # most versions that are read after the newest landing
+SMALL_SHARE = 0.75  # a file with less than this share of the target size is small
+TARGET_BYTES = 100 * 2**20  # the target size of delta-rs, for tables without delta.targetFileSize
 
 
 @dataclass(frozen=True)
 class DeltaStreams:
-    """`TableStreams` of a Delta table; the root of `store` is the table's folder."""
+    """`TableStreams` of a Delta table. The root of `store` is the table's folder."""
 
     head: DeltaTableHead
     store: Any
@@ -39,7 +37,7 @@ class DeltaStreams:
 
     @classmethod
     def at(cls, storage: DeltaStorage, location: str) -> DeltaStreams | None:
-        """Open a table; None if the table does not exist."""
+        """Open a table. Returns None if the table does not exist."""
         head = storage.open(location)
         return None if head is None else cls(head, storage.store(location))
 
@@ -55,7 +53,7 @@ class DeltaStreams:
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back`. Raises UnreadableLedger."""
         history = look_back(self.head, self.store, consumer_group, since_ms, topic)
-        compacted_at = next((one.at_ms for one in history.since if one.is_compaction), None)
+        compacted_at = next((record.at_ms for record in history.since if record.is_compaction), None)
         return replace(history, files=replace(self.files, compacted_at=compacted_at))
 
     @property
@@ -75,29 +73,29 @@ class DeltaStreams:
 def file_use(head: DeltaTableHead) -> FileUse:
     """Return the use of a version's files from the log; no data file is opened.
 
-    Small files count in partitions with two or more, which a compaction puts together.
+    A single small file in a partition does not count: a compaction has nothing to merge it with.
     """
-    assert head.delta is not None, "the table is really there"
-    found = pa.table(head.delta.get_add_actions(flatten=True))
-    partitions = [name for name in found.column_names if name.startswith("partition.")]
+    assert head.delta is not None, "only an existing table is opened"
+    files = pa.table(head.delta.get_add_actions(flatten=True))
+    partitions = [name for name in files.column_names if name.startswith("partition.")]
     text = head.properties.get("delta.targetFileSize", "")
     target = int(text) if text.isdecimal() else TARGET_BYTES
-    small = found.filter(pc.less(found["size_bytes"], SMALL_SHARE * target)).select(["size_bytes", *partitions])
+    small = files.filter(pc.less(files["size_bytes"], SMALL_SHARE * target)).select(["size_bytes", *partitions])
     counts = small.group_by(partitions).aggregate([("size_bytes", "count")])["size_bytes_count"].to_pylist()
     deletes = pa.table(head.delta.deletion_vectors()).num_rows
-    return FileUse(files=found.num_rows, delete_files=deletes, small=sum(one for one in counts if one > 1))
+    return FileUse(files=files.num_rows, delete_files=deletes, small=sum(count for count in counts if count > 1))
 
 
 def look_back(
     head: DeltaTableHead, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = ""
 ) -> BranchHistory:
-    """Return the group's landings from the log, without replays; `snapshot_id` is the version.
+    """Return the group's landings from the log, without replays. The field `snapshot_id` of a record is the version.
 
-    `since` has only versions of other writers that change files, among the newest MOST_SINCE versions.
+    The field `since` has only the versions of other writers that change files, among the newest MOST_SINCE versions.
 
     :param store: a store whose root is the table's folder.
-    :param since_ms: include landings from then on, MOST_RECENT at most, not only the last few.
-    :param topic: only landings of this topic count.
+    :param since_ms: return all landings from this time on, MOST_RECENT at most; None: only the last few.
+    :param topic: only landings of this topic count; empty: of any topic.
 
     Raises UnreadableLedger.
     """
@@ -119,7 +117,7 @@ def look_back(
             break
         record = _record_of(version, actions, consumer_group)
         if record.landing is not None:
-            # This landing is above the ledger's last landing: a RESTORE took it back.
+            # A landing above the ledger's last landing: a RESTORE has taken this one back.
             if not topic or topic in record.topics:
                 rolled_back.append(record)
         elif record.consumer_group is None and record.operation != "RESTORE" and _changes_files(actions):
@@ -132,8 +130,8 @@ def landings_after(
 ) -> NewLandings:
     """Return the landings after a cursor, from the log: versions only grow, even by a RESTORE.
 
-    A cursor's number is the version plus 1, since the first version is 0. If the log no longer has all versions after
-    the cursor, the oldest event has `earlier_expired`. Raises UnreadableLedger.
+    A cursor's `sequence` is the version plus 1, since the first version is 0. If the log no longer has all versions
+    after the cursor, the oldest event has `earlier_expired`. Raises UnreadableLedger.
     """
     begin = cursor.of(head.table_id).sequence
     events: list[LandingEvent] = []
@@ -145,14 +143,14 @@ def landings_after(
             break
         info = info_of(actions)
         texts = {key: value for key, value in info.items() if isinstance(value, str)}
-        pair = landing_of_summary(texts, f"version {version}")
-        if pair is not None and consumer_group in (None, pair[0]):
+        group_and_landing = landing_of_summary(texts, f"version {version}")
+        if group_and_landing is not None and consumer_group in (None, group_and_landing[0]):
             changes = json.loads(info.get(ledger_store.SCHEMA_CHANGES, "[]"))
             at_ms = int(info.get("timestamp", 0))
             commit = EventCommit(
                 table=head.table, snapshot_id=version, sequence=version + 1, at_ms=at_ms, schema_changes=changes
             )
-            events.append(event_of(_cursor(head, version), commit, *pair))
+            events.append(event_of(_cursor(head, version), commit, *group_and_landing))
     if is_cut and events:
         events[-1] = replace(events[-1], event={**events[-1].event, "earlier_expired": True})
     return NewLandings(tuple(reversed(events)), _cursor(head, head.version))
@@ -171,6 +169,7 @@ def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[
 
 
 def _record_of(version: int, actions: Sequence[Action], consumer_group: str) -> SnapshotRecord:
+    """Return a version of the log as a record; its `landing` is None unless the version is a landing of the group."""
     info = info_of(actions)
     texts = {key: value for key, value in info.items() if isinstance(value, str)}
     landing = codec.decode_summary(texts, consumer_group, f"version {version}")

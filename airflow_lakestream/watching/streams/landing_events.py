@@ -1,4 +1,4 @@
-"""Landings of a table as events, in the order of the history; commits of other writers have no event."""
+"""Landings of a table as events, in the order of the table's history. Commits of other writers have no event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_lakestream.tables.schema.change import changes_in
 class LandingEvent:
     """Event of a landing, and the cursor after the event.
 
-    `until_ms` is the end of the time that the landing covers, in milliseconds since the epoch, or None.
+    `until_ms` is the end of the landing's covered time in milliseconds since the epoch, or None without covered time.
     """
 
     cursor: EventCursor
@@ -34,8 +34,8 @@ class LandingEvent:
 class NewLandings:
     """Landings after a cursor, oldest first.
 
-    `head` is the cursor to keep after all events are emitted. It is None if the cursor must not move further than the
-    last event: if more landings remain, or if the table was rolled back to before the cursor.
+    `head` is the cursor to keep after all events are emitted. It is None if the cursor must stay at the last event:
+    if more landings remain, or if the table was rolled back to before the cursor.
     """
 
     landings: tuple[LandingEvent, ...] = ()
@@ -44,7 +44,7 @@ class NewLandings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventCommit:
-    """Facts of a commit for an event, besides the landing; `at_ms` is milliseconds since the epoch."""
+    """Facts of a landing's commit for an event; `at_ms` is its time in milliseconds since the epoch."""
 
     table: str
     snapshot_id: int
@@ -61,7 +61,7 @@ def event_of(
     `complete_through` is None here: only a look at Kafka can set it.
 
     :param cursor: the cursor after this landing.
-    :param is_cut: landings before it may have expired without an event.
+    :param is_cut: whether earlier landings may have expired without an event.
     """
     covered = sorted({part for entry in landing.topics.values() for part in entry.covered})
     event = {
@@ -76,9 +76,11 @@ def event_of(
         "at": iso(commit.at_ms),
         "rows": landing.rows,
         "rejected": landing.counts.rejected,
-        "ranges": _by_topic({identity.topic: one.landed | one.replaced for identity, one in landing.topics.items()}),
-        "lost": _by_topic({identity.topic: one.lost for identity, one in landing.topics.items()}),
-        "replaces": any(one.replaced for one in landing.topics.values()),
+        "ranges": _by_topic(
+            {identity.topic: entry.landed | entry.replaced for identity, entry in landing.topics.items()}
+        ),
+        "lost": _by_topic({identity.topic: entry.lost for identity, entry in landing.topics.items()}),
+        "replaces": any(entry.replaced for entry in landing.topics.values()),
         "covered": [[iso(start), iso(end)] for start, end in covered],
         "complete_through": None,
         "schema_changes": list(commit.schema_changes),
@@ -93,7 +95,7 @@ def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group:
     If landings before the oldest event may have expired, this event has `earlier_expired`.
 
     :param name: the table, as users write it.
-    :param consumer_group: whose landings count; None: every group's.
+    :param consumer_group: the group whose landings count; None: the landings of all groups.
 
     Raises UnreadableLedger, FormatVersionTooOld.
     """
@@ -104,17 +106,17 @@ def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group:
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
     history = pending_snapshots(facts, cursor.of(table_id))
     events: list[LandingEvent] = []
-    for one in history.snapshots:
-        pair = landing_in(facts, one)
+    for facts_of_snapshot in history.snapshots:
+        pair = landing_in(facts, facts_of_snapshot)
         if pair is None or (names is not None and pair[0] not in names):
             continue
-        snapshot = metadata.snapshot_by_id(one.snapshot_id)
+        snapshot = metadata.snapshot_by_id(facts_of_snapshot.snapshot_id)
         assert snapshot is not None, "its facts come from the same metadata"
-        event_cursor = EventCursor(one.sequence_number, one.snapshot_id, table_id)
+        event_cursor = EventCursor(facts_of_snapshot.sequence_number, facts_of_snapshot.snapshot_id, table_id)
         commit = EventCommit(
             table=name,
-            snapshot_id=one.snapshot_id,
-            sequence=one.sequence_number,
+            snapshot_id=facts_of_snapshot.snapshot_id,
+            sequence=facts_of_snapshot.sequence_number,
             at_ms=snapshot.timestamp_ms,
             schema_changes=changes_in(snapshot),
         )
@@ -123,4 +125,4 @@ def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group:
 
 
 def _by_topic(ranges: Mapping[str, RangeSet]) -> dict[str, list[list[int]]]:
-    return {topic: triples(one) for topic, one in sorted(ranges.items()) if one}
+    return {topic: triples(topic_ranges) for topic, topic_ranges in sorted(ranges.items()) if topic_ranges}

@@ -1,7 +1,7 @@
 """Streams and history of an Iceberg table: landings, later snapshots of other writers, and rolled back landings.
 
 A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. Replays of rejected
-records are left out: they are no sign of life of a consumer. `delta` does the same for Delta tables.
+records are left out, since they do not show that the consumer runs. Module `delta` does the same for Delta tables.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.streams.landing_events import NewLandings, landings_after
 
-RECENT = 5
-# Small files, or delete files, from which on reading is slow: landings each minute make as many in a day and a half.
+RECENT = 5  # number of newest landings in a history without `since_ms`
+# Number of small files, or of delete files, that makes reading slow. Landings each minute write 2000 files in 33 hours.
 MANY_FILES = 2000
-# At most this many columns are named in a reason.
-_SHOWN = 8
+_MOST_COLUMNS = 8  # most columns that a reason names
+# Key in the summary of a cherry-picked snapshot: the id of the snapshot that was picked.
 _SOURCE = "source-snapshot-id"
+# Run id of a Spark landing: the query's id and the batch.
 _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
 
 
@@ -78,7 +79,7 @@ class SnapshotRecord:
             return None
         if self.landing.engine is not None:
             return self.landing.engine
-        # Older versions did not write the engine; the run of a Spark landing is the query's id and the batch.
+        # Older versions of this package did not write the engine.
         if _BATCH.match(self.landing.run_id):
             return LandingEngine.SPARK
         landed = any(entry.held or entry.replaced for entry in self.landing.topics.values())
@@ -87,11 +88,14 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class BranchHistory:
-    """A branch's history, newest first.
+    """A branch's history, the newest snapshot first.
 
-    `recent` are the newest snapshots that count; `since` are newer snapshots that do not count. `rolled_back` are
-    landings newer than all that count, and in no branch's history. `expired`: there were landings, but their
-    snapshots have expired; `expired_ms` is the time of the newest of them, if an expiry has noted it.
+    :param recent: the newest snapshots that count.
+    :param since: the snapshots after `recent` that do not count: compactions, and commits of other writers.
+    :param rolled_back: landings after `recent` that are in no branch's history.
+    :param expired: True if there were landings, and all their snapshots have expired.
+    :param expired_ms: the time of the newest expired landing, if an expiry has noted the time.
+    :param files: the use of the files of the table's head.
     """
 
     recent: tuple[SnapshotRecord, ...] = ()
@@ -99,12 +103,11 @@ class BranchHistory:
     rolled_back: tuple[SnapshotRecord, ...] = ()
     expired: bool = False
     expired_ms: int | None = None
-    # Of the table's head.
     files: FileUse | None = None
 
     @property
     def newest(self) -> SnapshotRecord | None:
-        """The newest counting snapshot, or None."""
+        """The newest snapshot that counts, or None."""
         return self.recent[0] if self.recent else None
 
     @property
@@ -116,7 +119,7 @@ class BranchHistory:
     def silent(self) -> Mapping[str, str]:
         """Columns without an expected value in the newest run; see `core.column_use`."""
         silent: Mapping[str, str] | None = None
-        landings = [one.landing for one in self.recent if one.landing is not None and one.landing.rows]
+        landings = [record.landing for record in self.recent if record.landing is not None and record.landing.rows]
         for landing in landings:
             if landing.run_id == landings[0].run_id:
                 # A run may have several landings: a column is silent only if it had no value in all of them.
@@ -124,30 +127,33 @@ class BranchHistory:
         return silent or {}
 
     def reasons(self, now_ms: int) -> list[StreamReason]:
-        """Return reasons against trusting the newest snapshot alone.
+        """Return reasons for a person to look closer, even if the newest landing is young.
 
-        The reasons are silent columns, rolled back landings, later snapshots of compactions and other writers, and
-        files that make reading slow.
+        The reasons are many small files, silent columns, rolled back landings, and later snapshots of compactions and
+        other writers.
         """
         reasons = []
         if self.files is not None and max(self.files.small, self.files.delete_files or 0) >= MANY_FILES:
-            at = self.files.compacted_at
-            last = "none is known" if at is None else f"the last one was {span(max(0, now_ms - at) / 1000)} ago"
+            compacted_ms = self.files.compacted_at
+            ago = None if compacted_ms is None else span(max(0, now_ms - compacted_ms) / 1000)
+            last = "none is known" if ago is None else f"the last one was {ago} ago"
             numbers = f"{self.files.small:,} small files and {self.files.delete_files or 0:,} delete files"
             reasons.append(StreamReason(StreamCause.SMALL_FILES, f"{numbers} wait for a compaction; {last}"))
         if silent := silent_texts(self.silent):
-            texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
+            texts = "; ".join(silent[:_MOST_COLUMNS])
+            if len(silent) > _MOST_COLUMNS:
+                texts += f" and {len(silent) - _MOST_COLUMNS} more"
             reasons.append(
                 StreamReason(StreamCause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}")
             )
         if self.rolled_back:
-            ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
-            rows = sum(one.rows for one in self.rolled_back)
+            ids = ", ".join(str(record.snapshot_id) for record in self.rolled_back)
+            rows = sum(record.rows for record in self.rolled_back)
             reasons.append(
                 StreamReason(StreamCause.ROLLBACK, f"landings were rolled back, {rows:,} rows in snapshots {ids}")
             )
         for cause in (StreamCause.COMPACTION, StreamCause.OTHER_WRITER):
-            snapshots = [one for one in self.since if one.is_compaction is (cause is StreamCause.COMPACTION)]
+            snapshots = [record for record in self.since if record.is_compaction is (cause is StreamCause.COMPACTION)]
             if snapshots:
                 ago = span(max(0, now_ms - snapshots[0].at_ms) / 1000)
                 kind = "compactions, which land nothing" if cause is StreamCause.COMPACTION else "of other writers"
@@ -164,14 +170,14 @@ def look_back(
     since_ms: int | None = None,
     topic: str | None = None,
 ) -> BranchHistory:
-    """Return a branch's history: the counting landings, without replays, and the newer snapshots.
+    """Return a branch's history: the landings that count, without replays, and the newer snapshots.
 
     Landings under former names of the group count, too.
 
-    :param consumer_group: whose landings count; None: every group's.
-    :param operations: only snapshots of these operations count; without a group, also snapshots of other writers.
-    :param since_ms: include all snapshots that count from then on, not only the last few.
-    :param topic: only landings of this topic count; landings of other topics are left out.
+    :param consumer_group: the group whose landings count; None: the landings of all groups.
+    :param operations: only snapshots of these operations count; if no group is given, also those of other writers.
+    :param since_ms: return all snapshots that count from this time on; None: only the last few.
+    :param topic: only landings of this topic count; None: of all topics.
 
     Raises InvalidArgument if the branch does not exist, UnreadableLedger; and without a landing also the errors of
     `read_ledgers`, since the ledger then decides whether landings have expired.
@@ -180,7 +186,7 @@ def look_back(
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
     recent: list[SnapshotRecord] = []
     since: list[SnapshotRecord] = []
-    met = False
+    has_landing = False
     for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
         record = _record_of(snapshot, metadata, names)
         if record.is_replay:
@@ -188,10 +194,10 @@ def look_back(
         counts = record.landing is not None or (names is None and bool(operations))
         if topic is not None and record.landing is not None and topic not in record.topics:
             continue
-        met |= record.landing is not None
+        has_landing |= record.landing is not None
         if counts and (not operations or record.operation in operations):
-            enough = len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms)
-            if enough:
+            is_enough = len(recent) >= RECENT and (since_ms is None or record.at_ms < since_ms)
+            if is_enough:
                 break
             recent.append(record)
         # A newer snapshot of another writer. Landings of other groups, and of other operations, are left out.
@@ -199,17 +205,27 @@ def look_back(
             since.append(record)
         if consumer_group is not None and _starts_over(snapshot, consumer_group):
             break
-    ledgers = {} if met else read_ledgers(table, consumer_group, branch)
-    expired = any(topic in (None, one.topic) for ledger in ledgers.values() for one in ledger.topics)
+    ledgers = {} if has_landing else read_ledgers(table, consumer_group, branch)
+    expired = any(topic in (None, identity.topic) for ledger in ledgers.values() for identity in ledger.topics)
     expired_ms = _expired_ms(metadata, names or ledgers, topic) if expired else None
-    rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
+    rolled_back = (
+        record for record in _rolled_back(metadata, names, recent) if topic is None or topic in record.topics
+    )
     return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired, expired_ms)
 
 
 def _expired_ms(metadata: TableMetadata, names: Iterable[str], topic: str | None) -> int | None:
-    """Return the noted time of the newest expired landing of groups, or None without a note."""
-    notes = (ledger_store.expired_landings(metadata, name) for name in names)
-    return max((at for note in notes for one, at in note.items() if topic in (None, one)), default=None)
+    """Return the noted time of the groups' newest expired landing, or None without a note.
+
+    :param names: the groups' names.
+    :param topic: only landings of this topic count; None: of all topics.
+    """
+    times = []
+    for name in names:
+        for noted_topic, expired_ms in ledger_store.expired_landings(metadata, name).items():
+            if topic in (None, noted_topic):
+                times.append(expired_ms)
+    return max(times, default=None)
 
 
 def newest_snapshots(table: Table, most: int) -> list[SnapshotRecord]:
@@ -220,7 +236,7 @@ def newest_snapshots(table: Table, most: int) -> list[SnapshotRecord]:
 
 
 def read_ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
-    """Return the ledgers at a branch's head, by group: all, or only the given group.
+    """Return the ledgers at a branch's head by group: all ledgers, or only the ledger of one group.
 
     Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument if the branch does not exist.
     """
@@ -234,6 +250,7 @@ def read_ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BR
 
 
 def _head(metadata: TableMetadata, branch: str) -> int | None:
+    """Return the snapshot id of a branch's head, or None for an empty table. Raises InvalidArgument."""
     if branch == MAIN_BRANCH:
         return ledger_store.head_of(metadata)
     if (ref := metadata.refs.get(branch)) is None:
@@ -243,6 +260,7 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
 
 
 def _record_of(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> SnapshotRecord:
+    """Return a snapshot as a record, with its landing if the group is among `names`, or `names` is None."""
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
         # A cherry-pick has the rows of its source snapshot, but not the lakestream.* keys.
@@ -259,7 +277,7 @@ def _record_of(snapshot: Snapshot, metadata: TableMetadata, names: Collection[st
 
 
 def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
-    """Return whether the snapshot restates the ledger without landings: earlier landings are no longer the group's."""
+    """Return whether the snapshot empties the group's ledger: earlier landings then no longer belong to the group."""
     summary = ledger_store.summary_of(snapshot)
     ledger = decode_restated(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return ledger is not None and not ledger.topics
@@ -268,19 +286,17 @@ def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
 def _rolled_back(
     metadata: TableMetadata, names: Collection[str] | None, recent: list[SnapshotRecord]
 ) -> Iterator[SnapshotRecord]:
-    """Yield landings outside of every branch, newer than all counting snapshots.
+    """Yield landings that are in no branch's history, and newer than all snapshots that count.
 
-    Their offsets may be landed again.
-
-    :param names: the group's names, or None for every group.
-    :param recent: the counting snapshots.
+    :param names: the group's names, or None for all groups.
+    :param recent: the snapshots that count.
     """
     in_branches = {
-        one.snapshot_id
+        ancestor.snapshot_id
         for branch in {MAIN_BRANCH, *metadata.refs}
-        for one in ledger_store.ancestors(metadata, _head(metadata, branch))
+        for ancestor in ledger_store.ancestors(metadata, _head(metadata, branch))
     }
-    last = max((one.at_ms for one in recent), default=0)
+    last = max((record.at_ms for record in recent), default=0)
     for snapshot in metadata.snapshots:
         summary = ledger_store.summary_of(snapshot)
         if codec.SUMMARY_GROUP in summary and snapshot.snapshot_id not in in_branches and snapshot.timestamp_ms > last:
@@ -290,11 +306,11 @@ def _rolled_back(
 
 
 class TableStreams(Protocol):
-    """A table in the state at its opening."""
+    """A table's streams, in the state of the table when it was opened."""
 
     @property
     def problems(self) -> tuple[type[Exception], ...]:
-        """The errors raised if a group's ledger can't be read."""
+        """The classes of the errors that are raised if a group's ledger can't be read."""
 
     @property
     def files(self) -> FileUse:
@@ -325,7 +341,7 @@ class IcebergStreams:
 
     @classmethod
     def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
-        """Open a table; None if the table does not exist."""
+        """Open a table. Returns None if the table does not exist."""
         try:
             return cls(fitness.load_table(catalog, name))
         except NoSuchTableError:

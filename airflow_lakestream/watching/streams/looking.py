@@ -1,4 +1,4 @@
-"""Looks at streams: ledgers of tables, topics, and folders of Spark queries."""
+"""Looks at streams: at the ledgers of tables, at topics, and at the checkpoints of Spark queries."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
 
-# Errors that are the state of a stream, like errors of its ledger. After any other error the state is unknown.
-_OF_STREAM = (TopicReplaced, LogTruncated, TopicMissing)
-# Each request without an answer takes its whole time-out: after this many no more are sent in a look.
-_UNANSWERED = 3
+# Errors that show a stream's state, like errors of its ledger. After any other error the state is unknown.
+_STATE_ERRORS = (TopicReplaced, LogTruncated, TopicMissing)
+# After this many requests without an answer a look sends no more: each takes its whole time-out.
+_MOST_UNANSWERED = 3
 
 
 class LakeConnections(Protocol):
@@ -59,7 +59,10 @@ class LakeConnections(Protocol):
         """Return the store of Delta tables. Raises InvalidArgument."""
 
     def properties(self, location: str) -> Mapping[str, str] | None:
-        """Return the properties of a checkpoint's store; None if local. Raises InvalidArgument, CatalogUnavailable."""
+        """Return the properties of a checkpoint's store, or None if the checkpoint is local.
+
+        Raises InvalidArgument, CatalogUnavailable.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,10 @@ class StreamSearch:
     """The search for streams by tables, namespaces and checkpoints.
 
     :param tables: names as `namespace.table`, or paths or URIs of Delta tables.
-    :param namespaces: all tables in these namespaces that have a ledger are looked at.
+    :param namespaces: namespaces, of which all tables with a ledger are looked at.
     :param checkpoints: checkpoints of Spark queries. For a query of a bundled app the table is looked at, too.
-    :param group: look only at the streams of this consumer group.
-    :param landings_ms: report all landings of this many milliseconds; by default the last few.
+    :param group: the consumer group whose streams are looked at; None: all groups.
+    :param landings_ms: return all landings of this many milliseconds up to now; None: the last few.
     """
 
     lakes: LakeConnections
@@ -82,11 +85,10 @@ class StreamSearch:
     landings_ms: int | None = None
 
     def streams(self, now_ms: int, max_age: float) -> list[StreamStatus]:
-        """Look at all streams; see `status.stream_status` for the arguments.
+        """Return the status of all streams; see `status.stream_status` for the arguments.
 
-        A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a given table or
-        namespace does not exist, NotThere if a checkpoint does not exist, and the errors of opening a catalog or a
-        store.
+        A stream whose look failed has the state UNSEEN. Raises InvalidArgument if a table or namespace of the search
+        does not exist, NotThere if a checkpoint does not exist, and the errors of opening a catalog or a store.
         """
         topics = _LookTopics(self.kafka, int(now_ms - max_age * 1000))
         all_facts: list[StreamFacts] = []
@@ -97,22 +99,25 @@ class StreamSearch:
             )
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
-            # No table can be looked at without its catalog or store: errors of opening these end the look.
+            # Without its catalog or store no table can be looked at, so that an error of opening it ends the look.
             lake = self.lakes.catalog() if LakeCapability.CATALOG in lake_of(name).can else self.lakes.storage()
             all_facts += _or_problem(self._of_table(lake, name, own, topics), StreamFacts(name, "", ""))
         return [stream_status(facts, now_ms, max_age) for facts in all_facts]
 
     def _names(self, queries: Iterable[SparkQuery]) -> list[str]:
+        """Return the names of all tables to look at, each once."""
         names = dict.fromkeys(self.tables)
         for namespace in self.namespaces:
             try:
-                names |= dict.fromkeys(".".join(one) for one in sorted(self.lakes.catalog().list_tables(namespace)))
+                names |= dict.fromkeys(
+                    ".".join(name_parts) for name_parts in sorted(self.lakes.catalog().list_tables(namespace))
+                )
             except NoSuchNamespaceError as e:
                 raise InvalidArgument("namespace", f"there is no namespace {namespace!r} in the catalog.") from e
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
     def _query(self, location: str) -> SparkQuery | None:
-        """Return the query of a bundled app, or None for another application's query, without a lease."""
+        """Return the query of a bundled app, or None for the query of another application, which has no lease."""
         properties = self.lakes.properties(location)
         lease = read_lease(location, properties)
         if lease is None or not lease.inputs.get("table"):
@@ -120,7 +125,10 @@ class StreamSearch:
         return SparkQuery(location, lease, read_progress(location, properties))
 
     def _of_checkpoint(self, location: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
-        """Add a bundled app's query to `queries`; yield another application's facts by the checkpoint alone."""
+        """Add the query of a bundled app to `queries`, or yield the facts of another application's query.
+
+        The table of a bundled app's query has the facts; another application's facts are those of the checkpoint.
+        """
         if (query := self._query(location)) is not None:
             queries.append(query)
             return
@@ -131,9 +139,10 @@ class StreamSearch:
             yield topics.compared(facts, lambda state: TopicBacklog(state, TopicEntry(), *progress.unread(state)))
 
     def _of_table(self, lake: Any, name: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
+        """Yield the facts of the streams of a table, with the queries that land in the table."""
         streams: TableStreams | None = lake_of(name).part("books").at(lake, name)
         if streams is None:
-            # Catalogs also list tables of other formats, and tables that are just being dropped.
+            # A catalog also lists tables of other formats, and tables that are being dropped: these have no streams.
             if not queries and name in self.tables:
                 raise InvalidArgument("table", lake_of(name).missing_text(lake, name))
             yield from (self._of_query(query, name) for query in queries)
@@ -150,6 +159,7 @@ class StreamSearch:
         )
 
     def _of_group(self, streams: TableStreams, name: str, group: str, topics: _LookTopics) -> Iterator[StreamFacts]:
+        """Yield the facts of a group's streams: one for each topic of its ledger."""
         try:
             ledger = streams.ledger(group)
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
@@ -169,21 +179,24 @@ class StreamSearch:
 
 @dataclass
 class _LookTopics:
-    """Topics of a look: asks Kafka for each, until too many requests had no answer."""
+    """The topics of a look. Kafka is asked for each, until too many requests had no answer.
+
+    `before_ms`: records from before this time, in milliseconds since the epoch, are overdue.
+    """
 
     kafka: KafkaWatch
     before_ms: int
     unanswered: list[KafkaUnavailable] = field(default_factory=list)
 
     def compared(self, facts: StreamFacts, read_backlog: Callable[[TopicState], TopicBacklog]) -> StreamFacts:
-        """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog.
+        """Return the facts with the backlog in the stream's topic, or with the problem of an error.
 
-        After `_UNANSWERED` requests without an answer Kafka is not asked any more: the last error is then the problem.
+        After `_MOST_UNANSWERED` requests without an answer Kafka is not asked any more: the last error is the problem.
 
         :param read_backlog: returns the backlog for the topic's present state.
         """
         try:
-            if len(self.unanswered) >= _UNANSWERED:
+            if len(self.unanswered) >= _MOST_UNANSWERED:
                 raise self.unanswered[-1]
             backlog = read_backlog(self.kafka.topic(facts.topic))
             look = TopicLook("", self.kafka, backlog.state)
@@ -192,14 +205,11 @@ class _LookTopics:
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             if isinstance(e, KafkaUnavailable):
                 self.unanswered.append(e)
-            return replace(facts, problem=_problem_of(e, _OF_STREAM))
+            return replace(facts, problem=_problem_of(e, _STATE_ERRORS))
 
 
 def _or_problem(facts: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
-    """Yield the facts found, and after an error `unseen` with the problem.
-
-    InvalidArgument and NotThere are raised: the caller has named a table, namespace or checkpoint that does not exist.
-    """
+    """Yield the facts. After an error yield `unseen` with the problem. Raises InvalidArgument and NotThere."""
     try:
         yield from facts
     except (InvalidArgument, NotThere):
@@ -209,10 +219,13 @@ def _or_problem(facts: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[S
         yield replace(unseen, problem=_problem_of(e))
 
 
-def _problem_of(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> StreamReason:
-    """Return the reason for a stream's state, or for a failed look."""
+def _problem_of(error: Exception, state_errors: tuple[type[Exception], ...] = ()) -> StreamReason:
+    """Return an error as a reason: for a stream's state, or for a failed look.
+
+    :param state_errors: the classes of the errors that show a stream's state.
+    """
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
-    return StreamReason(StreamCause.UNUSABLE if isinstance(error, of_stream) else StreamCause.COULD_NOT_LOOK, text)
+    return StreamReason(StreamCause.UNUSABLE if isinstance(error, state_errors) else StreamCause.COULD_NOT_LOOK, text)
 
 
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
@@ -220,14 +233,15 @@ def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
 
 
-# A step of a look: asks questions, and returns a result.
+# A part of a look: yields questions, receives the answers, returns a result.
 Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True)
 class LandingWatch:
-    """The table with the landings to emit.
+    """The table whose landings are emitted.
 
+    :param consumer_group: the group whose landings are emitted; None: the landings of all groups.
     :param kafka_conn_id: used to find out whether a covered time is complete; None: completeness is not checked.
     """
 
@@ -250,7 +264,7 @@ class LandingWatch:
     def cursor(self, connections: LookConnections) -> Step:
         """Return the cursor after all landings up to now.
 
-        Without a table it is the first cursor: all landings of a table created later are new.
+        If the table does not exist, return the first cursor: all landings of a table created later are then new.
         """
         try:
             streams = yield from self._streams(connections)
@@ -270,8 +284,8 @@ class LandingWatch:
             (*self._key, cursor, self.consumer_group), answer, share_seconds=0.0
         )
         landings = []
-        for one in new_landings.landings[:most]:
-            landings.append((yield from self._with_completeness(connections, one)))
+        for event in new_landings.landings[:most]:
+            landings.append((yield from self._with_completeness(connections, event)))
         return NewLandings(tuple(landings), new_landings.head if len(new_landings.landings) <= most else None)
 
     @property
@@ -288,22 +302,26 @@ class LandingWatch:
             yield LookQuestion((*self._key, "open"), partial(delta_streams, storage, self.table), share_seconds=0.0)
         )
 
-    def _with_completeness(self, connections: LookConnections, one: LandingEvent) -> Step:
-        """Set `complete_through` of the event to the end of the landing's covered time, if complete.
+    def _with_completeness(self, connections: LookConnections, landing_event: LandingEvent) -> Step:
+        """Return the event with the end of the landing's covered time as `complete_through`, if the time is complete.
 
-        The event stays unchanged without a covered time, without a Kafka connection, and for a Delta table.
+        Without a covered time or a Kafka connection, and for a Delta table, the event is returned unchanged.
         """
-        if one.until_ms is None or self.kafka_conn_id is None or LakeCapability.COMPLETENESS not in self.lake.can:
-            return one
+        if (
+            landing_event.until_ms is None
+            or self.kafka_conn_id is None
+            or LakeCapability.COMPLETENESS not in self.lake.can
+        ):
+            return landing_event
         arguments = {
             "table": self.table,
             "iceberg_conn_id": self.iceberg_conn_id,
             "kafka_conn_id": self.kafka_conn_id,
-            "consumer_group": one.event["consumer_group"],
-            "complete_through": one.until_ms,
+            "consumer_group": landing_event.event["consumer_group"],
+            "complete_through": landing_event.until_ms,
             "missing": MissingPolicy.WAIT,
         }
         check = make_check("freshness", arguments)
         verdict = yield from look_safely(check, connections, 0.0)
-        through = iso(one.until_ms) if verdict.outcome is LookOutcome.DONE else None
-        return replace(one, event={**one.event, "complete_through": through})
+        through = iso(landing_event.until_ms) if verdict.outcome is LookOutcome.DONE else None
+        return replace(landing_event, event={**landing_event.event, "complete_through": through})

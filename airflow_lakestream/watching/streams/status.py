@@ -1,7 +1,7 @@
 """State of a stream, decided from the facts of a look. Pure functions: no connection is opened.
 
-Overdue are records that are not landed and older than the allowed age. So a healthy stream that lands each minute is
-`landing` though records wait at any moment, and a stopped stream on a quiet topic is not called late.
+A record is overdue if it is not landed, and older than the allowed age. So a healthy stream that lands each minute is
+`landing`, though some record waits at any moment; and a stopped stream on a quiet topic is not late.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from airflow_lakestream.watching.streams.landings import BranchHistory, Snapshot
 class StreamState(StrEnum):
     """Activity of a stream.
 
-    LANDING: rows land, or records have just arrived, or nothing was landed yet. IDLE: all is landed. BEHIND: rows land,
-    but records are overdue. STALLED: records are overdue and no row lands, or a query without a landing has stopped.
-    FAILING: records are lost, a Spark query has failed, or the ledger or the topic can't be used. UNSEEN: the look
-    failed.
+    LANDING: rows land, or records have just arrived, or nothing was landed yet. IDLE: all records are landed. BEHIND:
+    rows land, but records are overdue. STALLED: records are overdue and no row lands, or a query has stopped before
+    its first landing. FAILING: records are lost, a Spark query has failed, or the ledger or the topic can't be used.
+    UNSEEN: the look failed.
     """
 
     LANDING = "landing"
@@ -41,13 +41,12 @@ class StreamState(StrEnum):
     UNSEEN = "could not look"
 
 
-# States that need no action by a person.
-HEALTHY = (StreamState.LANDING, StreamState.IDLE)
+HEALTHY = (StreamState.LANDING, StreamState.IDLE)  # states that need no action by a person
 
 
 @dataclass(frozen=True, slots=True)
 class SparkQuery:
-    """A Spark query by the files in the checkpoint's folder."""
+    """A Spark query, known by the files next to its checkpoint."""
 
     location: str
     lease: LeaseRecord
@@ -59,7 +58,7 @@ class SparkQuery:
         return self.lease.inputs
 
     def last_seen_ms(self, now_ms: int) -> int:
-        """Time of the driver's last sign of life, in milliseconds since the epoch."""
+        """Return the time of the driver's last sign of life; `now_ms` if it runs. Milliseconds since the epoch."""
         return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
 
     def reason(self, now_ms: int, max_age: float) -> StreamReason | None:
@@ -92,10 +91,10 @@ class SparkQuery:
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """Facts about a stream; `problem` is the error of a failed look.
+    """Facts about a stream. `problem` is the error of a failed look.
 
-    For a query of another application than the bundled apps all facts are from its `checkpoint`: no table, no group, no
-    lease; and `newest_ms`, the time of its last progress, in milliseconds since the epoch.
+    The query of an application that is not bundled has no table, group and lease. Its facts are from its `checkpoint`,
+    and `newest_ms` is the time of its last progress in milliseconds since the epoch.
     """
 
     table: str
@@ -120,9 +119,10 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """Status of a stream. `lag` and `overdue` are offsets, `age` seconds since the newest landing.
+    """Status of a stream.
 
-    `overdue` is None if the ages of some unread records are not known; the reasons have the known ones.
+    `lag` and `overdue` are numbers of offsets, `age` is seconds since the newest landing. `overdue` is None if the ages
+    of some unread records are unknown: the reasons then name the known overdue records.
     """
 
     table: str
@@ -159,20 +159,20 @@ class StreamStatus:
             "topic": self.topic,
             "engine": self.engine and self.engine.value,
             "state": self.state.value,
-            "reasons": [one.to_dict() for one in self.reasons],
+            "reasons": [reason.to_dict() for reason in self.reasons],
             "lag": self.lag,
             "overdue": self.overdue,
             "age": self.age,
             "rejected": self.rejected,
             "landings": [
                 {
-                    "snapshot_id": str(one.snapshot_id),
-                    "at_ms": one.at_ms,
-                    "rows": one.rows,
-                    "rejected": one.rejected,
-                    "engine": one.engine and one.engine.value,
+                    "snapshot_id": str(landing.snapshot_id),
+                    "at_ms": landing.at_ms,
+                    "rows": landing.rows,
+                    "rejected": landing.rejected,
+                    "engine": landing.engine and landing.engine.value,
                 }
-                for one in self.landings
+                for landing in self.landings
             ],
             "partitions": {str(p): numbers for p, numbers in self.partitions.items()},
             "checkpoint": self.checkpoint,
@@ -217,32 +217,36 @@ def stream_status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStat
 def _decide_state(
     facts: StreamFacts, now_ms: int, max_age: float, age: float | None
 ) -> tuple[StreamState, list[StreamReason]]:
+    """Return the state of a stream and all reasons, the reason for the state first."""
     stale = [StreamReason(StreamCause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
     additional = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
         unseen = facts.problem.cause is StreamCause.COULD_NOT_LOOK
         return StreamState.UNSEEN if unseen else StreamState.FAILING, [facts.problem, *additional]
-    query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
-    of_query, backlog = [query] if query is not None else [], facts.backlog
-    if query is not None and query.cause is StreamCause.FAILED_QUERY:
-        return StreamState.FAILING, [query, *_late_reasons(backlog), *additional]
+    backlog = facts.backlog
+    query_reason = facts.query.reason(now_ms, max_age) if facts.query is not None else None
+    of_query = [query_reason] if query_reason is not None else []
+    if query_reason is not None and query_reason.cause is StreamCause.FAILED_QUERY:
+        return StreamState.FAILING, [query_reason, *_late_reasons(backlog), *additional]
     if backlog is None:
         # A query that has landed nothing yet has no ledger to compare with the topic.
         no_landing = StreamReason(StreamCause.NO_LANDING, "nothing was landed yet")
-        return StreamState.STALLED if query is not None else StreamState.LANDING, [*of_query, no_landing, *additional]
+        state = StreamState.STALLED if query_reason is not None else StreamState.LANDING
+        return state, [*of_query, no_landing, *additional]
     if backlog.lost:
         lost = StreamReason(
             StreamCause.LOST_RECORDS, f"Kafka no longer has {format_ranges(backlog.lost)}, and the table never had it"
         )
         return StreamState.FAILING, [lost, *of_query, *additional]
     additional = [*reasons_unknown(backlog, max_age), *additional]
-    lands = age is not None and age <= max_age
     if backlog.overdue:
-        state, overdue = _overdue_state(facts, backlog, max_age, age)
-        late = overdue if query is None else StreamReason(query.cause, f"{query.text}; {overdue.text}")
-        return state, [late, *_late_reasons(backlog), *additional]
-    # The records that wait have just arrived.
-    if lands or backlog.lacking:
+        state, reason = _overdue_state(facts, backlog, max_age, age)
+        if query_reason is not None:
+            reason = StreamReason(query_reason.cause, f"{query_reason.text}; {reason.text}")
+        return state, [reason, *_late_reasons(backlog), *additional]
+    is_landing = age is not None and age <= max_age
+    # No record is overdue: the lacking records have just arrived.
+    if is_landing or backlog.lacking:
         return StreamState.LANDING, [*of_query, *additional]
     return StreamState.IDLE, [
         *of_query,
@@ -254,6 +258,7 @@ def _decide_state(
 def _overdue_state(
     facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
 ) -> tuple[StreamState, StreamReason]:
+    """Return the state of a stream with overdue records, and the reason."""
     width = backlog.overdue.width
     wait = f"{counted(width, 'offset')} {'waits' if width == 1 else 'wait'} for more than {span(max_age)}"
     text = f"{'at least ' if backlog.unknown else ''}{wait}: {format_ranges(backlog.overdue)}"
@@ -270,7 +275,7 @@ def _overdue_state(
 
 
 def _late_reasons(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
-    """Yield a reason if only part of the partitions is late."""
+    """Yield a reason if only some partitions have overdue records."""
     if backlog is None or not backlog.overdue:
         return
     late = [partition for _, partition in backlog.overdue.partitions]
@@ -283,7 +288,7 @@ def _late_reasons(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
 
 def _engine(facts: StreamFacts, now_ms: int) -> LandingEngine | None:
     """Return the engine of the last landing, or Spark if a query's last sign of life is later than the landing."""
-    newest = next((one for one in facts.history.recent if one.engine is not None), None)
+    newest = next((record for record in facts.history.recent if record.engine is not None), None)
     if newest is None:
         return None if facts.query is None and facts.checkpoint is None else LandingEngine.SPARK
     if facts.query is not None and facts.query.last_seen_ms(now_ms) >= newest.at_ms:
