@@ -276,10 +276,10 @@ class SparkReaders:
         except Exception as e:  # noqa: BLE001  # any error of Spark and of its bridge to the JVM
             self._raise(job, union(share.ranges for share in shares), e)
         read = [answer for answer in answers if isinstance(answer, RoundAnswer)]
-        for answer in read:
+        for round_answer in read:
             # Before an error is raised: the sink deletes the files with its own if the landing is not committed.
-            if answer.piece is not None:
-                self.take(job, answer.piece)
+            if round_answer.piece is not None:
+                self.take(job, round_answer.piece)
         for answer in answers:
             if isinstance(answer, ChildFailure):
                 raise answer.error

@@ -298,7 +298,7 @@ class LandingQuery:
 
     def _report(self, batch_id: int, report: RunReport, duration: float) -> None:
         """Write a batch to the progress log and to the log; `duration` is in seconds."""
-        range_count = sum(len(topic_report.entry.landed) for topic_report in report.reports.values())
+        range_count = sum(len(list(topic_report.entry.landed)) for topic_report in report.reports.values())
         progress = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
         self._progress.report_once(progress)
         text = "Batch %s: %s in %.1f s, %s ranges, %s behind."
