@@ -309,6 +309,16 @@ def _shown(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def offsets_by_partition(option: str, texts: Sequence[str]) -> dict[int, int]:
+    """Return the offsets of an option by partition, from texts such as "0:1200". Raises InvalidArgument."""
+    found = {}
+    for text in texts:
+        if not (match := re.fullmatch(r"(\d+):(\d+)", text.strip())):
+            raise InvalidArgument(option, f"{text!r} is not a position.", 'Write "0:1200": partition and offset.')
+        found[int(match[1])] = int(match[2])
+    return found
+
+
 # Arguments of every landing task.
 _NEEDED = ("topic", "table", "consumer_group")
 # The tasks of a group that lands together: their arguments are the same.

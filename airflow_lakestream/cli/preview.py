@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import offsets_by_partition, option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
@@ -35,7 +34,6 @@ Servers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help="brokers, such as broker:9092, instead of an Airflow connection"),
 ]
-_PLACE = re.compile(r"(\d+):(\d+)")
 
 
 @takes_pipeline
@@ -64,7 +62,7 @@ def preview(
         from airflow_lakestream.onramp import preview as looking
 
         since_ms = None if from_timestamp is None else milliseconds("--from-timestamp", from_timestamp)
-        wanted = looking.check_wanted(limit, _places(from_offset or ()), since_ms)
+        wanted = looking.check_wanted(limit, offsets_by_partition("--from-offset", from_offset or ()), since_ms)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         found = looking.preview(opened, decoding, wanted, registry, tombstones)
     report_text(json.dumps(found.to_dict(), indent=2) if as_json else _render(found))
@@ -231,15 +229,3 @@ def _quoted(value: bytes | None) -> str:
     from airflow_lakestream.onramp.preview import excerpt
 
     return "null" if value is None else f"'{excerpt(value, 80)}'"
-
-
-def _places(texts: Sequence[str]) -> dict[int, int]:
-    found = {}
-    for text in texts:
-        match = _PLACE.fullmatch(text.strip())
-        if match is None:
-            raise InvalidArgument(
-                "--from-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
-        found[int(match[1])] = int(match[2])
-    return found

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import offsets_by_partition, option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     AnyTable,
     GroupIfSeveral,
@@ -258,7 +257,6 @@ mirror_app = typer.Typer(help="Work on mirrors of a database's tables.", no_args
 
 # Formats whose records may be Debezium's events.
 _FORMATS = "json, json_schema or avro"
-_OFFSET = re.compile(r"(\d+):(\d+)")
 
 
 @mirror_app.command()
@@ -303,7 +301,7 @@ def resnapshot(
     with output_to_stderr():
         from airflow_lakestream.run.resnapshot import MirrorResnapshot
 
-        since = _offsets(since_offset or ())
+        since = offsets_by_partition("--since-offset", since_offset or ())
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
         named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
@@ -410,18 +408,6 @@ def _landing(text: str | None) -> dict[str, Any]:
         )
     # The mirror itself knows whether deleted rows stay.
     return {name: value for name, value in given.items() if name != "soft_delete"}
-
-
-def _offsets(texts: Sequence[str]) -> dict[int, int]:
-    found = {}
-    for text in texts:
-        match = _OFFSET.fullmatch(text.strip())
-        if match is None:
-            raise InvalidArgument(
-                "--since-offset", f"{text!r} is not a position.", 'Write "0:1200": partition and offset.'
-            )
-        found[int(match[1])] = int(match[2])
-    return found
 
 
 def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:

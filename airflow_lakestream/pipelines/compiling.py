@@ -244,11 +244,10 @@ def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Si
     landing = ArgumentCollector(flow.sink_at)
     landing.take(source, flow.source_at, "type", "connection", "schema_", "consumer_group")
     landing.take(sink, flow.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
-    quality_at: Path = ("quality",) if sink.quality is None else (*flow.sink_at, "quality")
     quality = sink.quality or pipeline.quality
-    landing.take(quality, quality_at, "freshness")
+    landing.take(quality, flow.quality_at, "freshness")
     for name in quality.checks.model_fields_set if quality.checks else ():
-        landing.paths[f"checks.{name}"] = (*quality_at, "checks", name)
+        landing.paths[f"checks.{name}"] = (*flow.quality_at, "checks", name)
     landing.take(
         orchestration,
         ("orchestration",),

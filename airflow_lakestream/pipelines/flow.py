@@ -39,6 +39,11 @@ class RecordFlow:
         return ("sinks", self.sink_name)
 
     @property
+    def quality_at(self) -> Path:
+        """Path of the sink's own quality in the file, or of the quality of all sinks."""
+        return ("quality",) if self.sink.quality is None else (*self.sink_at, "quality")
+
+    @property
     def statement(self) -> str | None:
         """All transformations as a single SQL statement, or None without transformations.
 

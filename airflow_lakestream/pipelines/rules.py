@@ -271,8 +271,7 @@ def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -
     yield from _refused(document, taker, flow.source, flow.source_at)
     yield from _refused(document, taker, flow.sink, flow.sink_at)
     yield from _refused(document, taker, pipeline.orchestration, ("orchestration",))
-    quality_at: Path = ("quality",) if flow.sink.quality is None else (*flow.sink_at, "quality")
-    yield from _refused(document, taker, flow.sink.quality or pipeline.quality, quality_at)
+    yield from _refused(document, taker, flow.sink.quality or pipeline.quality, flow.quality_at)
 
 
 def _refused(

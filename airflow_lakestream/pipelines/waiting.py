@@ -80,7 +80,7 @@ def _check_subject(document: YamlDocument, pipeline: Pipeline, path: Path, senso
 
 # `freshness` of a sink's quality becomes a sensor after the landing, see `freshness_after`; so the landing must end.
 def _check_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
-    orchestration, path = pipeline.orchestration, (*_quality_at(flow), "freshness")
+    orchestration, path = pipeline.orchestration, (*flow.quality_at, "freshness")
     if (quality := flow.sink.quality or pipeline.quality).freshness is None:
         return
     try:
@@ -137,7 +137,7 @@ def freshness_after(
     quality = flow.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
-    path = (*_quality_at(flow), "freshness")
+    path = (*flow.quality_at, "freshness")
     found = ArgumentCollector(path)
     for key, value in _subject(landing, is_table=False).items():
         found.add(key, value, path)
@@ -163,7 +163,3 @@ def _subject(landing: SinkLanding, *, is_table: bool) -> Mapping[str, Any]:
     if not is_table:
         found["table_format"] = TableFormat(landing.table_format)
     return found
-
-
-def _quality_at(flow: RecordFlow) -> Path:
-    return (*flow.sink_at, "quality") if flow.sink.quality is not None else ("quality",)
