@@ -41,7 +41,7 @@ from airflow_lakestream.spark.app_config import AppConfig
 from dev.docs_hooks import with_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
-MADE_BY_THE_SITE = ("kafka_extract", "kafka_mirror", "audit", "replay")
+MADE_BY_THE_SITE = ("kafka_extract", "kafka_mirror", "audit", "replay", "spark_streaming_submit")
 OPERATORS: list[tuple[Any, str]] = [
     (KafkaConnectOperator, "../connect.md"),
     (KafkaExtractOperator, "kafka_extract.md"),
@@ -77,7 +77,9 @@ def first_cells(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["choose.md", "page.md", "partitions.md", *(f"operators/{name}.md" for name in MADE_BY_THE_SITE)]
+    "page",
+    [f"{name}.md" for name in ("choose", "connect", "events", "maintenance", "page", "partitions", "sensors")]
+    + [f"operators/{name}.md" for name in MADE_BY_THE_SITE],
 )
 def test_a_reader_of_the_repository_learns_where_a_table_is_and_the_site_has_the_table(page: str) -> None:
     text = (DOCS / page).read_text()
