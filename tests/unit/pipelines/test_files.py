@@ -196,26 +196,6 @@ quality:
 """
 
 
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [("extract", "append"), ("extract", "mirror"), ("group", "append"), ("spark", "append"), ("spark", "mirror")],
-)
-def test_a_source_says_what_becomes_of_finer_timestamps(tmp_path: Path, engine: str, mode: str) -> None:
-    text = PLAIN.replace("topic: orders", "topic: orders, envelope: debezium, timestamps_finer: truncate")
-    text = text.replace("lake.orders}", f"lake.orders, mode: {mode}}}") + f"orchestration: {{engine: {engine}}}"
-    found = compiled(tmp_path, text)
-    check(found)
-    arguments = operator_of(found).arguments
-    assert arguments.get("app_config", arguments)["timestamps_finer"] == "truncate"
-
-
-@pytest.mark.parametrize("engine", ["flink", "connect"])
-def test_engines_that_decode_by_themselves_take_no_word_on_finer_timestamps(tmp_path: Path, engine: str) -> None:
-    text = PLAIN.replace("topic: orders", "topic: orders, timestamps_finer: truncate")
-    said = problems(tmp_path, text + f"orchestration: {{engine: {engine}}}")
-    assert any("timestamps_finer" in one for one in said)
-
-
 @pytest.mark.parametrize("engine", ["extract", "group", "spark", "flink", "connect"])
 def test_times_of_numbers_are_made_by_engines_that_decode_as_we_do(tmp_path: Path, engine: str) -> None:
     text = PLAIN.replace("table: lake.orders", 'table: lake.orders, schema: "id bigint, at timestamp from epoch_ms"', 1)
