@@ -113,26 +113,26 @@ def _of_sensor(sensor: CompiledSensor, *after: str) -> OperatorCall:
     return OperatorCall(known.module, known.name, {"task_id": sensor.task_id}, sensor.arguments, sensor, after)
 
 
-# The operator of a landing, or the function that makes a group of tasks, by engine and mode.
 def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[str, ...]) -> OperatorCall:
-    first = {"task_id": landing.task_id}
-    if compiled.engine == "flink":
-        call = _of_flink(compiled, landing)
-        return OperatorCall(f"{_BASE}.flink_sql", "FlinkSqlOperator", first, call, landing, after)
-    if compiled.engine == "connect":
-        call = _of_connect(compiled, landing)
-        return OperatorCall(f"{_BASE}.kafka_connect", "KafkaConnectOperator", first, call, landing, after)
-    if compiled.engine == "spark":
-        module, name = f"{_BASE}.spark_streaming_submit", "SparkStreamingSubmitOperator"
-        return OperatorCall(module, name, first, _of_spark(compiled, landing), landing, after)
-    call = dict(landing.arguments)
-    if landing.is_mirror:
-        return OperatorCall(f"{_BASE}.kafka_mirror", "KafkaMirrorOperator", first, call, landing, after)
-    if compiled.engine == "group":
-        tasks = {"tasks": call.pop("parallelism")} if "parallelism" in call else {}
-        first, name = {"group_id": landing.task_id}, "kafka_extract_group"
-        return OperatorCall(f"{_BASE}.{name}", name, first, tasks | call, landing, after)
-    return OperatorCall(f"{_BASE}.kafka_extract", "KafkaExtractOperator", first, call, landing, after)
+    """Return the call of a landing's operator, or of the function that makes a group of tasks."""
+    first, arguments = {"task_id": landing.task_id}, dict(landing.arguments)
+    match compiled.engine:
+        case "flink":
+            module, name, arguments = "flink_sql", "FlinkSqlOperator", _of_flink(compiled, landing)
+        case "connect":
+            module, name, arguments = "kafka_connect", "KafkaConnectOperator", _of_connect(compiled, landing)
+        case "spark":
+            module, name = "spark_streaming_submit", "SparkStreamingSubmitOperator"
+            arguments = _of_spark(compiled, landing)
+        case _ if landing.is_mirror:
+            module, name = "kafka_mirror", "KafkaMirrorOperator"
+        case "group":
+            module = name = "kafka_extract_group"
+            first = {"group_id": landing.task_id}
+            arguments = ({"tasks": arguments.pop("parallelism")} if "parallelism" in arguments else {}) | arguments
+        case _:
+            module, name = "kafka_extract", "KafkaExtractOperator"
+    return OperatorCall(f"{_BASE}.{module}", name, first, arguments, landing, after)
 
 
 def app_of(landing: SinkLanding) -> str:
