@@ -90,8 +90,9 @@ def _arguments(modules: list[str], up: str) -> Iterator[str]:
     for name, default in defaults.items():
         setting, text = SETTINGS.get(name), " ".join(documented.get(name, "").split()).removesuffix(" (templated)")
         meaning = text or ("" if setting is None else _linked(setting.markdown(), up))
-        is_usual = setting is not None and not (text and default == "none")
-        yield f"| `{name}` | {(is_usual and setting.default) or default} | {meaning} |"
+        # An argument with a meaning of its own, and without a default, has not the setting's default either.
+        usual = None if setting is None or (text and default == "none") else setting.default
+        yield f"| `{name}` | {usual or default} | {meaning} |"
 
 
 def _classes(modules: list[str]) -> Iterator[ast.ClassDef]:
