@@ -15,8 +15,10 @@ from mkdocs.plugins import event_priority
 from airflow_lakestream.config.engines import engines_table
 from airflow_lakestream.config.setting import FIRST_VERSION, MIRRORS, RecordMerge, Setting, SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
+from airflow_lakestream.connect import connector
 from airflow_lakestream.core import policies, routing
 from airflow_lakestream.core.names import DEFAULT_METADATA
+from airflow_lakestream.driver import supervisor
 
 _SEE_ALSO = re.compile(r"<p>\.\. seealso:: (.*?)</p>", re.DOTALL)
 _PAGE = re.compile(r"docs/([\w/-]+)\.md(#[\w-]+)?")
@@ -31,8 +33,8 @@ _SETTINGS = re.compile(rf"<!-- settings: (\w+) -->{_ELSEWHERE}")
 # Where a page has the table of the settings that a taker refuses.
 _REFUSED = re.compile(rf"<!-- refused: (\w+) -->{_ELSEWHERE}")
 _ENGINES = re.compile(rf"<!-- engines -->{_ELSEWHERE}")
-# Where a page has the table of an operator's arguments, by the operator's module.
-_ARGUMENTS = re.compile(rf"<!-- arguments: (\w+) -->{_ELSEWHERE}")
+# Where a page has the table of the arguments of a class and of its bases, by the modules.
+_ARGUMENTS = re.compile(rf"<!-- arguments: ([\w/ ]+) -->{_ELSEWHERE}")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -47,7 +49,7 @@ def with_tables(markdown: str, depth: int) -> str:
     """
     up = "../" * depth
     markdown = _ENGINES.sub(lambda _: "\n".join(engines_table()), markdown)
-    markdown = _ARGUMENTS.sub(lambda found: "\n".join(_arguments(found[1], up)), markdown)
+    markdown = _ARGUMENTS.sub(lambda found: "\n".join(_arguments(found[1].split(), up)), markdown)
     markdown = _REFUSED.sub(lambda found: "\n".join(_refusals(SettingTaker[found[1].upper()])), markdown)
     return _SETTINGS.sub(lambda found: "\n".join(_rows(SettingTaker[found[1].upper()], up)), markdown)
 
@@ -67,23 +69,44 @@ def _linked(text: str, up: str) -> str:
     return re.sub(r"\]\((?=\w)", f"]({up}", text).replace("|", "\\|")
 
 
-def _arguments(module: str, up: str) -> Iterator[str]:
-    """Yield the table of an operator's arguments: by its docstring, or else by their settings."""
-    tree = ast.parse(_PACKAGE.joinpath("operators", f"{module}.py").read_text())
-    kind = [one for one in tree.body if isinstance(one, ast.ClassDef)][-1]
-    [init] = (one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
-    values = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-    defaults = {one.arg: "" if value is None else _shown(eval(ast.unparse(value), _NAMES)) for one, value in values}
-    # With a decorator it takes the arguments of decoding, too.
-    defaults |= dict(_defaults("decoding")) if init.decorator_list else {}
-    documented = dict(re.findall(r":param (\w+): (.+(?:\n +.+)*)", ast.get_docstring(kind) or ""))
+def _arguments(modules: list[str], up: str) -> Iterator[str]:
+    """Yield the table of the arguments of classes: by the docstrings, or else by their settings.
+
+    :param modules: of `operators`, or paths in the package: the last class of the first module, and its bases.
+    """
+    defaults: dict[str, str] = {}
+    documented: dict[str, str] = {}
+    for kind in _classes(modules):
+        for init in (one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"):
+            values = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+            defaults = {**defaults, **{one.arg: _default(value) for one, value in values if one.arg not in defaults}}
+            # With a decorator it takes the arguments of decoding, too.
+            defaults |= dict(_defaults("decoding")) if init.decorator_list else {}
+        documented = dict(re.findall(r":param (\w+): (.+(?:\n +.+)*)", ast.get_docstring(kind) or "")) | documented
+    documented.pop("kwargs", None)
     # Airflow's own arguments have a meaning of their own here, if the docstring has them.
     defaults |= {name: "" for name in documented if name not in defaults}
     yield "| parameter | default | meaning |\n|---|---|---|"
     for name, default in defaults.items():
         setting, text = SETTINGS.get(name), " ".join(documented.get(name, "").split()).removesuffix(" (templated)")
         meaning = text or ("" if setting is None else _linked(setting.markdown(), up))
-        yield f"| `{name}` | {(setting and setting.default) or default} | {meaning} |"
+        # An argument with a meaning of its own, and without a default, has not the setting's default either.
+        usual = None if setting is None or (text and default == "none") else setting.default
+        yield f"| `{name}` | {usual or default} | {meaning} |"
+
+
+def _classes(modules: list[str]) -> Iterator[ast.ClassDef]:
+    for at, module in enumerate(modules):
+        path = module if "/" in module else f"operators/{module}"
+        tree = ast.parse(_PACKAGE.joinpath(f"{path}.py").read_text())
+        classes = [one for one in reversed(tree.body) if isinstance(one, ast.ClassDef)]
+        yield from classes[:1] if at == 0 else classes
+
+
+def _default(value: ast.expr | None) -> str:
+    """Return a default in Markdown; empty for a required argument, and for a setting of Airflow."""
+    text = "" if value is None else ast.unparse(value)
+    return "" if not text or text.startswith("conf.") else _shown(eval(text, _NAMES))  # our own source
 
 
 def _refusals(taker: SettingTaker) -> Iterator[str]:
@@ -100,7 +123,8 @@ def _is_refused(setting: Setting, taker: SettingTaker) -> bool:
 
 
 _PACKAGE = Path(__file__).parents[1] / "airflow_lakestream"
-_NAMES = {**vars(policies), **vars(routing), "DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
+_NAMES = {**vars(policies), **vars(routing), **vars(supervisor), **vars(connector)}
+_NAMES |= {"DEFAULT_METADATA": DEFAULT_METADATA, "RecordMerge": RecordMerge}
 # The wheel's build has neither Arrow nor PyIceberg, so that the configurations are read, not imported.
 _CONFIGS = {SettingTaker.LANDING: ("decoding", "landing"), SettingTaker.MIRROR: ("decoding", "landing", "mirror")}
 

@@ -319,6 +319,16 @@ def _shown(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def offsets_by_partition(option: str, texts: Sequence[str]) -> dict[int, int]:
+    """Return the offsets of an option by partition, from texts such as "0:1200". Raises InvalidArgument."""
+    found = {}
+    for text in texts:
+        if not (match := re.fullmatch(r"(\d+):(\d+)", text.strip())):
+            raise InvalidArgument(option, f"{text!r} is not a position.", 'Write "0:1200": partition and offset.')
+        found[int(match[1])] = int(match[2])
+    return found
+
+
 _NEEDED = ("topic", "table", "consumer_group")  # arguments of every landing task
 # The task ids of a task group of `kafka_extract_group`; the tasks have the same arguments.
 _STEPS_OF_GROUP = ("plan", "read", "commit")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import offsets_by_partition, option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     Json,
     KafkaConn,
@@ -35,7 +34,6 @@ Servers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help="brokers, such as broker:9092, instead of an Airflow connection"),
 ]
-_POSITION = re.compile(r"(\d+):(\d+)")  # a position on the command line: partition:offset
 
 
 @takes_pipeline
@@ -63,7 +61,7 @@ def preview(
         from airflow_lakestream.onramp import preview as looking
 
         since_ms = None if from_timestamp is None else milliseconds("--from-timestamp", from_timestamp)
-        selection = looking.check_wanted(limit, offsets_of("--from-offset", from_offset or ()), since_ms)
+        selection = looking.check_wanted(limit, offsets_by_partition("--from-offset", from_offset or ()), since_ms)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         previewed = looking.preview(opened, decoding, selection, registry, tombstones)
     report_text(json.dumps(previewed.to_dict(), indent=2) if as_json else _render(previewed))
@@ -233,14 +231,3 @@ def _quoted(value: bytes | None) -> str:
     from airflow_lakestream.onramp.preview import excerpt
 
     return "null" if value is None else f"'{excerpt(value, 80)}'"
-
-
-def offsets_of(option: str, texts: Sequence[str]) -> dict[int, int]:
-    """Return offsets by partition from an option's texts, such as "0:1200". Raises InvalidArgument."""
-    offsets = {}
-    for text in texts:
-        match = _POSITION.fullmatch(text.strip())
-        if match is None:
-            raise InvalidArgument(option, f"{text!r} is not a position.", 'Write "0:1200": partition and offset.')
-        offsets[int(match[1])] = int(match[2])
-    return offsets

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.arguments import option_of, takes_decoding, takes_pipeline
+from airflow_lakestream.cli.arguments import offsets_by_partition, option_of, takes_decoding, takes_pipeline
 from airflow_lakestream.cli.connections import (
     AnyTable,
     GroupIfSeveral,
@@ -303,7 +303,7 @@ def resnapshot(
     with output_to_stderr():
         from airflow_lakestream.run.resnapshot import MirrorResnapshot
 
-        since = offsets_of("--since-offset", since_offset or ())
+        since = offsets_by_partition("--since-offset", since_offset or ())
         if since and not no_signal:
             raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
         named = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}

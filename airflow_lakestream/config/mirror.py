@@ -49,26 +49,8 @@ from airflow_lakestream.tables.design import TableDesign
 class MirrorConfig(ExtractConfig):
     """Arguments of `ExtractConfig` fit for a mirror, and the mirror's own arguments.
 
-    With `envelope=None` the mirror is one of plain records: the newest record of each key is a row.
-
-    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON. Of plain
-        records also nested fields, `user.id` for the column `user_id`.
-    :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
-    :param out_of_range: the policy for a value that its column's type can't hold, such as a timestamp of the year
-        12000: "reject" makes the record bad, "clamp" takes the nearest value, "null" takes NULL.
-    :param rename_columns: the mirror's names of columns, by the names in the database.
-    :param source_tables: a regular expression of the source's tables, `database.schema.table` each, if rows of
-        several tables are landed in one mirror, such as partitions; None takes the rows of one table only.
-    :param merge_mode: how changed rows come into the table: "copy-on-write" rewrites the files that have them,
-        "merge-on-read" deletes the old rows in place and writes the new ones into other files, and "auto" decides it
-        for each file by how many of its rows have changed.
-    :param sequence_by: of plain records, one or two columns that rise with each change of a row; None takes offsets.
-    :param delete_when: of plain records, a SQL condition over their columns: such a record deletes its key.
-    :param insert_only: of plain records, whether the first record of a key stays, and all later ones change nothing.
-    :param within: with `insert_only`, how near to a row's time a later record changes nothing; None for any time.
-    :param merge: of plain records, "replace" if a record is the whole row, "given" if absent fields keep their values.
-    :param history: whether each version of a row stays, with the time in which it was valid.
-    :param history_columns: with `history`, the columns whose changes begin versions; None for all records.
+    With `envelope=None` the mirror is one of plain records: the newest record of each key is a row. `config.settings`
+    documents each argument.
     """
 
     envelope: str | None = ValueEnvelope.DEBEZIUM

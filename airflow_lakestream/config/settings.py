@@ -76,6 +76,12 @@ _BY_KEY = SettingRefusal("it goes with a table by key", "Set mode: upsert, or le
 # Flink and Connect decode records themselves, and write a branch whose files this package publishes.
 _WRITTEN = {SettingTaker.FLINK: "Flink writes the rows", SettingTaker.CONNECT: "Kafka Connect writes the rows"}
 
+
+def _for_records_by_key(reason: str) -> dict[SettingTaker, str | SettingRefusal]:
+    """Return the refusals of a setting of tables by key: by a mirror of events, with its reason, and by a landing."""
+    return {SettingTaker.MIRROR: reason, SettingTaker.LANDING: _BY_KEY}
+
+
 _SCHEMA: Rows = (
     Setting(
         "schema",
@@ -255,28 +261,19 @@ _OF_MIRRORS: Rows = (
         "sequence_by",
         "One or two columns that rise with each change of a row, with `envelope=None`, of any type that compares; the table keeps them. Without it, offsets decide which record is newer: [order](upsert.md#order).",
         SettingKind.NAMES,
-        not_for={
-            SettingTaker.MIRROR: "events have their order in the database's log",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for=_for_records_by_key("events have their order in the database's log"),
     ),
     Setting(
         "delete_when",
         "Condition in SQL over a record's columns, such as `\"op = 'D'\"`, with `envelope=None`: a record for which it is true deletes the row of its key, [in order](upsert.md#by-a-condition).",
         check=arguments.condition,
-        not_for={
-            SettingTaker.MIRROR: "the database's deletions are events",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for=_for_records_by_key("the database's deletions are events"),
     ),
     Setting(
         "insert_only",
         "Whether the first record of a key stays and later ones change nothing, with `envelope=None`: [messages sent twice](upsert.md#messages-sent-twice). The table keeps it.",
         SettingKind.FLAG,
-        not_for={
-            SettingTaker.MIRROR: "a mirror follows the changes of rows",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for=_for_records_by_key("a mirror follows the changes of rows"),
     ),
     Setting(
         "history",
@@ -294,19 +291,13 @@ _OF_MIRRORS: Rows = (
         "merge",
         'Effect of a record on the row of its key, with `envelope=None`. `"replace"` takes the record as the whole row, `"given"` keeps the values of [absent fields](upsert.md#records-with-some-of-the-fields).',
         RecordMerge,
-        not_for={
-            SettingTaker.MIRROR: "an event has the whole row",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for=_for_records_by_key("an event has the whole row"),
     ),
     Setting(
         "within",
         'Time such as `"7 days"`, with `insert_only`: only a record whose time, in the column of `sequence_by`, is that near to the row of its key [changes nothing](upsert.md#within-a-time).',
         check=arguments.positive_time,
-        not_for={
-            SettingTaker.MIRROR: "a mirror follows the changes of rows",
-            SettingTaker.LANDING: _BY_KEY,
-        },
+        not_for=_for_records_by_key("a mirror follows the changes of rows"),
     ),
 )
 

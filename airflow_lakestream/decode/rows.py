@@ -40,18 +40,6 @@ from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 
-class StatementFailure(Protocol):
-    """Record with a failure of the statement."""
-
-    @property
-    def index(self) -> int:
-        """Position of the record in the batch."""
-
-    @property
-    def reason(self) -> str:
-        """Reason of the failure."""
-
-
 class StatementResult(Protocol):
     """Result of a statement for a batch; each record is in exactly one of `kept`, `filtered` and `bad`."""
 
@@ -69,7 +57,7 @@ class StatementResult(Protocol):
 
     @property
     def bad(self) -> Sequence[Any]:
-        """Records with a failure, as `StatementFailure`."""
+        """Failures of the statement: `index`, the position of a record in the batch, and `reason`."""
 
 
 class RowStatement(Protocol):

@@ -112,12 +112,6 @@ class DagFile:
         sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
         verb = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
         checkpoint = _CHECKPOINT if self.engine is DagEngine.SPARK else ""
-        bodies = {
-            DagEngine.EXTRACT: self._extract,
-            DagEngine.GROUP: self._group,
-            DagEngine.SPARK: self._spark,
-            DagEngine.MIRROR: self._mirror,
-        }
         return "".join(
             [
                 f'"""{verb} the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
@@ -133,7 +127,7 @@ class DagFile:
                 "    catchup=False,\n",
                 "    # Runs of one consumer group take turns.\n    max_active_runs=1,\n",
                 '    tags=["lakestream"],\n    doc_md=__doc__,\n) as dag:\n',
-                bodies[self.engine](),
+                self._spark() if self.engine is DagEngine.SPARK else self._landing(),
             ]
         )
 
@@ -173,18 +167,18 @@ class DagFile:
             arguments.append(("key", _python(self.key, indent), "The primary key: the columns of the records' keys."))
         return arguments
 
-    def _extract(self) -> str:
-        arguments = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *self._end()]
-        return f"    KafkaExtractOperator(\n{_keywords(arguments, 8)}    )\n"
-
-    def _mirror(self) -> str:
-        arguments = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *self._end()]
-        return f"    KafkaMirrorOperator(\n{_keywords(arguments, 8)}    )\n"
-
-    def _group(self) -> str:
-        tasks = ("tasks", "4", "Most tasks that read side by side.")
-        arguments = [tasks, *self._arguments(), *self._connections(), *self._end()]
-        return f'    kafka_extract_group(\n        "land",\n{_keywords(arguments, 8)}    )\n'
+    def _landing(self) -> str:
+        """Return the call of the operator in the worker, or of the function that makes a group of tasks."""
+        match self.engine:
+            case DagEngine.GROUP:
+                start = 'kafka_extract_group(\n        "land",\n'
+                first = ("tasks", "4", "Most tasks that read side by side.")
+            case DagEngine.MIRROR:
+                start, first = "KafkaMirrorOperator(\n", ("task_id", '"mirror"', "")
+            case _:
+                start, first = "KafkaExtractOperator(\n", ("task_id", '"land"', "")
+        end = [*self._connections(), ("outlets", self._outlets, _ABOUT_OUTLETS), *_RETRIES]
+        return f"    {start}{_keywords([first, *self._arguments(), *end], 8)}    )\n"
 
     def _spark(self) -> str:
         app = self.lake.apps[0]
@@ -202,9 +196,6 @@ class DagFile:
         ]
         head = f'        task_id="stream",\n        app="{app}",\n        app_config={{\n{settings}        }},\n'
         return f"    SparkStreamingSubmitOperator(\n{head}{_keywords(operator_arguments, 8)}    )\n"
-
-    def _end(self) -> list[tuple[str, str, str]]:
-        return [("outlets", self._outlets, _ABOUT_OUTLETS), *_RETRIES]
 
     def _connections(self) -> list[tuple[str, str, str]]:
         return [(name, _literal(value), "") for name, value in self.connections.items()]

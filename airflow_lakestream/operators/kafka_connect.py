@@ -58,11 +58,13 @@ class KafkaConnectOperator(SupervisedOperator):
 
     .. seealso:: docs/connect.md
 
-    :param connector: the connector's name in Connect (templated)
+    :param connector: the connector's name in Connect; two tasks with the same name supervise one connector (templated)
     :param config: the connector's configuration, without literal secrets: use the workers' config providers (templated)
     :param kind: `"iceberg_sink"`, published with a ledger; `"sink"` and `"source"`, supervised without (templated)
-    :param connect_conn_id: connection of type `http`: the workers' host and port (templated)
-    :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source (templated)
+    :param connect_conn_id: connection of type `http`: the workers' host (several, divided by commas) and port, schema
+        `https`, login and password; `ca_file` and `timeout` in the extra (templated)
+    :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source. Without a ledger,
+        None leaves stalls unwatched (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
     :param prove: `"all"`: before they are visible, rows of Iceberg's sink are compared with the extract's rows of the
         same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)

@@ -31,9 +31,7 @@ from airflow_lakestream.operators.base import (
 from airflow_lakestream.operators.lineage import LineageReporting, is_lineage_enabled
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from airflow.providers.common.compat.sdk import Context
-    from pyiceberg.schema import Schema
 
     from airflow_lakestream.core.landing.job import CommittedLanding
     from airflow_lakestream.hooks.kafka import KafkaHook
@@ -181,15 +179,3 @@ class LandingOperator(BaseOperator, LineageReporting):
             raise AirflowSkipException(line)
         log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", line)
         return result
-
-
-def plain_schema(schema: str | Schema | pa.Schema | None) -> str | Schema | None:
-    """Return a schema in a form for DAGs: text or an Iceberg schema.
-
-    An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
-    """
-    if schema is None or isinstance(schema, str):
-        return schema
-    from airflow_lakestream.tables.schema.columns import to_schema
-
-    return to_schema(schema)

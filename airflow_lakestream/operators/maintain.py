@@ -30,7 +30,8 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
 
     .. seealso:: docs/maintenance.md
 
-    :param tables: names, or patterns such as `lake.*`, or paths and URIs of Delta tables (templated)
+    :param tables: names, or patterns such as `lake.*`, or paths and URIs of Delta tables. `lake.clicks` does not
+        include `lake.clicks__rejected`; `lake.clicks*` does (templated)
     :param retention: remove rows older than the table's property `lakestream.retention` says, or than a mapping with
         `column` and `keep` (templated)
     :param compact: rewrite small files, and files with deletes (templated)

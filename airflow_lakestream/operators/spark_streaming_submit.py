@@ -46,7 +46,7 @@ class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
         without a query (an interval, ranges) a folder for these alone, by default in `driver_folder` (templated)
     :param max_batches: the query ends after this many batches (templated)
     :param max_offsets_per_trigger: most offsets in one batch (templated)
-    :param driver_folder: folder of the logs of drivers next to the worker; default:
+    :param driver_folder: folder of the drivers next to the worker, of which the last ten of a stream are kept; default:
         `$AIRFLOW_HOME/lakestream` (templated)
     :param kafka_conn_id: connection of type `kafka`; None for an application without Kafka (templated)
     :param iceberg_conn_id: connection of type `iceberg`; None likewise (templated)

@@ -152,8 +152,8 @@ def _check_columns(landing: SinkLanding, config: ExtractConfig) -> None:
         auditor.check_columns(arrow_schema(whole_schema(design, None)))
 
 
-# Raises InvalidArgument. Values with templates are left to the run.
 def _check_maintenance(one: TableMaintenance) -> None:
+    """Check literal settings of a maintenance; values with templates are left to the run. Raises InvalidArgument."""
     # Imported here, like the checks of sensors.
     from airflow_lakestream.config.arguments import positive_seconds
     from airflow_lakestream.config.maintenance import WORKS, MaintenanceSection
@@ -166,8 +166,8 @@ def _check_maintenance(one: TableMaintenance) -> None:
         MaintenanceSection.parse({"tables": "some.table", **works})
 
 
-# Raises InvalidArgument. A sensor with templates is left to the run.
 def _check_sensor(sensor: CompiledSensor) -> None:
+    """Check a sensor's arguments; a sensor with templates is left to the run. Raises InvalidArgument."""
     # Imported here, since it imports PyIceberg's tables, and most files have no sensors.
     from airflow_lakestream.watching.asking import make_check
 

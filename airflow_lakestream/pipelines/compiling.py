@@ -81,8 +81,8 @@ def with_new_places(problems: Iterable[FileProblem], more: Iterable[FileProblem]
     return [*found, *(one for one in dict.fromkeys(more) if (one.line, one.column) not in places)]
 
 
-# Refusals of arguments that need no rendering, by the same checks as in the operators.
 def _wrong_literals(file: str, tasks: Sequence[FileArguments]) -> Iterator[FileProblem]:
+    """Yield refusals of arguments that need no rendering, by the same checks as in the operators."""
     for task in tasks:
         table_format = {"table_format": task.table_format} if isinstance(task, SinkLanding) else {}
         checks = OF_MIRROR if isinstance(task, SinkLanding) and task.is_mirror else {}
@@ -115,15 +115,15 @@ def _problems(document: YamlDocument, errors: Sequence[Any]) -> Iterator[FilePro
             yield _problem(document, error)
 
 
-# The problem of an unknown key that was written for a required key.
 def _misspelt(document: YamlDocument, found: Path, key: str | int) -> FileProblem:
+    """Return the problem of an unknown key that was written for a required key."""
     path = _in_file(document, found)
     name = ".".join(map(str, path))
     return document.problem(path, f"{name}: there is no such key. Did you mean {key}? It is required.")
 
 
-# Turns an error of pydantic into a problem; `_SAMPLES` has texts in place of pydantic's.
 def _problem(document: YamlDocument, error: Any) -> FileProblem:
+    """Return an error of pydantic as a problem of the file; `_SAMPLES` has texts in place of pydantic's."""
     path = _in_file(document, error["loc"])
     name = ".".join(map(str, path)) or "the file"
     kind = error["type"]
@@ -156,20 +156,20 @@ def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
     return path
 
 
-# Whether a step is the member of a union, which pydantic adds, also if the file has a key of this name.
 def _is_tag(found: Path, at: int) -> bool:
+    """Return whether a step is the member of a union, which pydantic adds, even if the file has a key of the name."""
     return len(_parts_at(found[:at])) > 1 == len(_parts_at(found[: at + 1]))
 
 
-# The remedy for an unknown key: the closest known key, or all known keys.
 def _nearest(found: tuple[str | int, ...]) -> str:
+    """Return the remedy for an unknown key: the closest known key, or all known keys."""
     known = sorted({field.alias or name for part in _parts_at(found[:-1]) for name, field in part.model_fields.items()})
     near = _near(found[-1], known)
     return f" Did you mean {near}?" if near else f" There are {', '.join(known)}."
 
 
-# The key that is most like a given key, or None if none is like it.
 def _near(key: object, known: Iterable[object]) -> str | None:
+    """Return the known key that is most like a given key, or None if none is like the given key."""
     return next(iter(difflib.get_close_matches(str(key), list(map(str, known)), 1)), None)
 
 
@@ -208,8 +208,8 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(one)
 
 
-# The settings of the DAG, with a landing for each flow. The file has no contradictions.
 def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow]) -> CompiledPipeline:
+    """Return the compiled pipeline of a file without contradictions: a landing for each flow, and the DAG."""
     orchestration = pipeline.orchestration
     landings = tuple(_landing(document, pipeline, flow) for flow in flows)
     looks = [freshness_after(document, pipeline, *one) for one in zip(flows, landings, strict=True)]
@@ -238,17 +238,16 @@ def _compiled(document: YamlDocument, pipeline: Pipeline, flows: list[RecordFlow
     )
 
 
-# Collects a landing's arguments under the operators' names, each with its path in the file, for errors.
 def _landing(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> SinkLanding:
+    """Return a flow's landing: arguments under the operators' names, each with the path in the file, for errors."""
     source, sink, orchestration = flow.source, flow.sink, pipeline.orchestration
     landing = ArgumentCollector(flow.sink_at)
     landing.take(source, flow.source_at, "type", "connection", "schema_", "consumer_group")
     landing.take(sink, flow.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
-    quality_at: Path = ("quality",) if sink.quality is None else (*flow.sink_at, "quality")
     quality = sink.quality or pipeline.quality
-    landing.take(quality, quality_at, "freshness")
+    landing.take(quality, flow.quality_at, "freshness")
     for name in quality.checks.model_fields_set if quality.checks else ():
-        landing.paths[f"checks.{name}"] = (*quality_at, "checks", name)
+        landing.paths[f"checks.{name}"] = (*flow.quality_at, "checks", name)
     landing.take(
         orchestration,
         ("orchestration",),

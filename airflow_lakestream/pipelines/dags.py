@@ -115,8 +115,12 @@ def make_dag(compiled: CompiledPipeline) -> DAG:
     return dag
 
 
-# The DAG with its tasks, not registered with Airflow. `settings` are arguments of DAG; `tags` go behind the file's.
 def _dag_of(compiled: CompiledPipeline, *tags: str, **settings: Any) -> DAG:
+    """Return the DAG with its tasks, not registered with Airflow.
+
+    :param tags: tags in addition to the file's.
+    :param settings: arguments of DAG.
+    """
     failing, late = _alerts(compiled)
     with DAG(
         compiled.name,
@@ -186,8 +190,9 @@ class BrokenPipeline(BaseOperator):
         raise AirflowFailException(self.problem)
 
 
-# Returns the `execute` of a task of a broken pipeline: it fails, except in runs from before the change, at `since`.
 def _failing(text: str, since: float) -> Callable[..., Any]:
+    """Return the `execute` of a task of a broken pipeline: it fails, except in runs from before `since`."""
+
     def execute(context: Context) -> Any:
         run = context.get("dag_run")
         if run is not None and run.start_date is not None and run.start_date.timestamp() < since:
@@ -199,16 +204,16 @@ def _failing(text: str, since: float) -> Callable[..., Any]:
     return execute
 
 
-# If the last version's tasks can't be made, failing tasks take their ids, so that their history stays on the page.
 def _task_ids(broken: BrokenFile) -> Iterator[str]:
+    """Yield ids for failing tasks, the last version's if known, so that the page keeps the history of these tasks."""
     if broken.last is None:
         yield "land"
     else:
         yield from (call.task_id for call in calls_of(broken.last))
 
 
-# Makes the tasks in the current DAG. Raises PipelineError with all arguments that operators refuse.
 def _make_tasks(compiled: CompiledPipeline) -> None:
+    """Make the tasks in the current DAG. Raises PipelineError with all arguments that operators refuse."""
     made: dict[str, Any] = {}
     problems: list[FileProblem] = []
     for call in calls_of(compiled):
@@ -236,8 +241,8 @@ def _alerts(compiled: CompiledPipeline) -> tuple[dict[str, Any], dict[str, Any]]
     return failing, late
 
 
-# Raises InvalidArgument if the function can't be imported, or is not async.
 def _deadline(most: float, function: str) -> Any:
+    """Return the alert of a deadline. Raises InvalidArgument if the function can't be imported, or is not async."""
     # Not at the top: a parse of 500 files works without it. Airflow 3.1 has it in this module alone.
     from airflow.sdk.definitions.deadline import (  # type: ignore[attr-defined]  # 3.3 has moved one, and leaves it here
         AsyncCallback,

@@ -39,6 +39,11 @@ class RecordFlow:
         return ("sinks", self.sink_name)
 
     @property
+    def quality_at(self) -> Path:
+        """Path of the sink's own quality in the file, or of the quality of all sinks."""
+        return ("quality",) if self.sink.quality is None else (*self.sink_at, "quality")
+
+    @property
     def statement(self) -> str | None:
         """All transformations as a single SQL statement, or None without transformations.
 
@@ -103,14 +108,14 @@ def check_flow(document: YamlDocument, pipeline: Pipeline) -> list[FileProblem]:
 
     The checks come in order (names, sinks, unused parts); only the problems of the first check that fails are returned.
     """
-    for look in (_of_names, _of_sinks, _of_use):
+    for look in (_name_problems, _input_problems, _use_problems):
         # Earlier problems cause later ones.
         if problems := list(look(document, pipeline)):
             return problems
     return []
 
 
-def _of_names(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+def _name_problems(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     steps = pipeline.transformations
     times = Counter([*pipeline.sources, *(step.name for step in steps)])
     for at, step in enumerate(steps):
@@ -149,8 +154,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# A sink may leave out its input if it is the only one, and if exactly one source or step is read by no name.
-def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+def _input_problems(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+    """Yield sinks without an input.
+
+    A single sink may leave out its input, if exactly one source or step is read by no name.
+    """
     without = [name for name, sink in pipeline.sinks.items() if sink.input is None]
     for name in without[1:]:
         problem = f"input is missing. One sink of a file may leave it out, and {without[0]} does."
@@ -164,8 +172,8 @@ def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProble
         )
 
 
-# Finds transformations and sources from which no sink reads, directly or through transformations.
-def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+def _use_problems(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+    """Yield transformations and sources from which no sink reads, directly or through transformations."""
     by_name = {step.name: step for step in pipeline.transformations}
     used: set[str] = set()
     for here in _inputs(pipeline).values():
@@ -184,8 +192,8 @@ def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]
             yield document.problem(("sources", name), problem)
 
 
-# A step is in a circle if the walk back from its input returns to it; a step behind a circle is not.
 def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> bool:
+    """Return whether a walk back from a step's input returns to the step; not so for a step behind a circle."""
     here, visited = step.input, set[str]()
     while here in by_name and here not in visited:
         visited.add(here)

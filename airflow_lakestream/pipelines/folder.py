@@ -296,10 +296,10 @@ def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
     return PipelineFolder((found,), ())
 
 
-# Ids for the DAGs of wrong files: the name in the file, else the last name, else one made of the path.
 def _broken(
     folder: Path, wrong: Mapping[str, list[FileProblem]], remembered: PipelineMemory, taken: set[str]
 ) -> Iterator[BrokenFile]:
+    """Yield wrong files with ids of their DAGs: the name in the file, else the last name, else a name from the path."""
     for file, problems in sorted(wrong.items()):
         last = remembered.last_of(file)
         name = _name_in(folder / file) or (last.name if last is not None else None)
@@ -336,8 +336,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 
 
-# Files with the name or the connector of an earlier file; the order decides which file is wrong.
 def _clashes(found: Iterable[CompiledPipeline]) -> Iterator[FileProblem]:
+    """Yield files with the name or the connector of an earlier file: the order decides which file is wrong."""
     first: dict[str, CompiledPipeline] = {}
     connectors: dict[str, CompiledPipeline] = {}
     for one in found:

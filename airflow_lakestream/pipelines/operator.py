@@ -96,43 +96,43 @@ def calls_of(compiled: CompiledPipeline) -> Iterator[OperatorCall]:
     """Yield the calls for a pipeline's tasks. The tasks that a call waits for come before the call."""
     for sensor in compiled.sensors:
         if sensor.after is None:
-            yield _of_sensor(sensor)
+            yield _sensor_call(sensor)
     for landing in compiled.landings:
         after = tuple(sensor.task_id for sensor in compiled.sensors if landing.sink in sensor.before)
-        yield _of_landing(compiled, landing, after)
+        yield _landing_call(compiled, landing, after)
     for one in () if compiled.landings else compiled.maintenance:
         name = "LakestreamMaintainOperator"
         yield OperatorCall(f"{_BASE}.maintain", name, {"task_id": one.task_id}, one.arguments, one)
     for sensor in compiled.sensors:
         if sensor.after is not None:
-            yield _of_sensor(sensor, compiled.landing_of(sensor.after).task_id)
+            yield _sensor_call(sensor, compiled.landing_of(sensor.after).task_id)
 
 
-def _of_sensor(sensor: CompiledSensor, *after: str) -> OperatorCall:
+def _sensor_call(sensor: CompiledSensor, *after: str) -> OperatorCall:
     known = SENSORS[sensor.kind]
     return OperatorCall(known.module, known.name, {"task_id": sensor.task_id}, sensor.arguments, sensor, after)
 
 
-# The operator of a landing, or the function that makes a group of tasks, by engine and mode.
-def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[str, ...]) -> OperatorCall:
-    first = {"task_id": landing.task_id}
-    if compiled.engine == "flink":
-        call = _of_flink(compiled, landing)
-        return OperatorCall(f"{_BASE}.flink_sql", "FlinkSqlOperator", first, call, landing, after)
-    if compiled.engine == "connect":
-        call = _of_connect(compiled, landing)
-        return OperatorCall(f"{_BASE}.kafka_connect", "KafkaConnectOperator", first, call, landing, after)
-    if compiled.engine == "spark":
-        module, name = f"{_BASE}.spark_streaming_submit", "SparkStreamingSubmitOperator"
-        return OperatorCall(module, name, first, _of_spark(compiled, landing), landing, after)
-    call = dict(landing.arguments)
-    if landing.is_mirror:
-        return OperatorCall(f"{_BASE}.kafka_mirror", "KafkaMirrorOperator", first, call, landing, after)
-    if compiled.engine == "group":
-        tasks = {"tasks": call.pop("parallelism")} if "parallelism" in call else {}
-        first, name = {"group_id": landing.task_id}, "kafka_extract_group"
-        return OperatorCall(f"{_BASE}.{name}", name, first, tasks | call, landing, after)
-    return OperatorCall(f"{_BASE}.kafka_extract", "KafkaExtractOperator", first, call, landing, after)
+def _landing_call(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[str, ...]) -> OperatorCall:
+    """Return the call of a landing's operator, or of the function that makes a group of tasks."""
+    first, arguments = {"task_id": landing.task_id}, dict(landing.arguments)
+    match compiled.engine:
+        case "flink":
+            module, name, arguments = "flink_sql", "FlinkSqlOperator", _flink_arguments(compiled, landing)
+        case "connect":
+            module, name, arguments = "kafka_connect", "KafkaConnectOperator", _connect_arguments(compiled, landing)
+        case "spark":
+            module, name = "spark_streaming_submit", "SparkStreamingSubmitOperator"
+            arguments = _spark_arguments(compiled, landing)
+        case _ if landing.is_mirror:
+            module, name = "kafka_mirror", "KafkaMirrorOperator"
+        case "group":
+            module = name = "kafka_extract_group"
+            first = {"group_id": landing.task_id}
+            arguments = ({"tasks": arguments.pop("parallelism")} if "parallelism" in arguments else {}) | arguments
+        case _:
+            module, name = "kafka_extract", "KafkaExtractOperator"
+    return OperatorCall(f"{_BASE}.{module}", name, first, arguments, landing, after)
 
 
 def app_of(landing: SinkLanding) -> str:
@@ -146,8 +146,8 @@ def connector_of(compiled: CompiledPipeline, landing: SinkLanding) -> str:
     return with_suffix(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
 
 
-# A landing's arguments belong to the app's configuration, except arguments of the submission.
-def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+def _spark_arguments(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+    """Return the arguments of a submission; the rest of a landing's arguments belong to the app's configuration."""
     arguments = dict(landing.arguments)
     connections = {name: arguments.pop(name) for name in _CONNECTIONS if name in arguments}
     arguments.pop("table_format", None)
@@ -168,8 +168,8 @@ def _of_spark(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any
     return {**found, **_deferred(compiled), **own, "app_config": arguments}
 
 
-# A landing's arguments are Flink's operator's own, except a few with another name.
-def _of_flink(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+def _flink_arguments(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+    """Return the arguments of Flink's operator: those of the landing, some under another name."""
     arguments, own = dict(landing.arguments), dict(compiled.own)
     if "schema" in arguments and ("sql" not in arguments or arguments.get("sql_input") == "decoded"):
         arguments["columns"] = arguments.pop("schema")
@@ -182,7 +182,7 @@ def _of_flink(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any
     return {**arguments, "checkpoint_location": _place(own, landing), **_deferred(compiled), **own}
 
 
-def _of_connect(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
+def _connect_arguments(compiled: CompiledPipeline, landing: SinkLanding) -> dict[str, Any]:
     arguments, own = landing.arguments, compiled.own
     config = {"topics": arguments["topic"], "iceberg.tables": arguments["table"], **_CONVERTERS}
     if "parallelism" in arguments:
@@ -313,13 +313,13 @@ def _called(function: str) -> _PythonCode:
     return _PythonCode(function.replace(":", "."))
 
 
-# One line for each keyword argument.
 def _keywords(given: Mapping[str, Any], indent: int) -> str:
+    """Return keyword arguments as Python code, a line for each."""
     return "".join(f"{' ' * indent}{name}={_python(value, indent)},\n" for name, value in given.items())
 
 
-# A value as Python code: `repr`, but nested mappings and texts of several lines are broken into lines.
 def _python(value: Any, indent: int) -> str:
+    """Return a value as Python code: `repr`, with nested mappings and texts of several lines broken into lines."""
     if isinstance(value, _PythonCode):
         return str(value)
     if isinstance(value, Mapping) and value:

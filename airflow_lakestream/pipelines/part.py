@@ -45,8 +45,9 @@ def _flag(value: Any) -> Any:
     return value
 
 
-# Refuses what no member of a union takes: the errors of the members would name pydantic's functions.
 def _or_text(number: str) -> BeforeValidator:
+    """Return a check of a value before a union's members, whose errors would name pydantic's functions."""
+
     def refuse(value: Any) -> Any:
         is_fit = isinstance(value, str | int | float) and not isinstance(value, bool)
         if not is_fit or (isinstance(value, float) and number == "whole number" and not value.is_integer()):
@@ -69,8 +70,11 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Named = Annotated[str, Field(pattern=NAME)]
 
 
-# The JSON Schema of a list of texts, or of a single text in its place; the arguments restrict each text.
 def _listed(**one: Any) -> WithJsonSchema:
+    """Return the JSON Schema of a list of texts, or of a single text in place of the list.
+
+    :param one: restrictions of each text.
+    """
     # A variable may be longer than its value.
     item = {"anyOf": [{"type": "string", **one}, {"type": "string", "pattern": r"\$\{"}]} if one else {"type": "string"}
     return WithJsonSchema({"anyOf": [{"type": "array", "items": item}, item]})

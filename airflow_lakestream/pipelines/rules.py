@@ -57,8 +57,8 @@ def flink_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow)
         yield document.problem((*flow.last_at, "sql"), str(refused))
 
 
-# The columns that the SQL reads: of the source's DDL, and the default metadata columns.
 def _decoded(schema: str) -> pa.Schema:
+    """Return the columns that SQL reads: of the source's DDL, and the default metadata columns."""
     import pyarrow as pa
 
     from airflow_lakestream.decode.metadata import metadata_schema
@@ -93,15 +93,15 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
         if not _is_rendered(path) or (is_spark and path[-1] in _NOT_BY_SPARK):
             problem = "no task renders it. Write it out, or take a variable of Airflow's: ${NAME}."
             yield document.problem(path, f"{'.'.join(map(str, path))}: {text!r} is a template, and {problem}")
-    yield from _of_schedule(document, pipeline)
-    yield from _of_neighbours(document, pipeline, found)
+    yield from _schedule_problems(document, pipeline)
+    yield from _sink_conflicts(document, pipeline, found)
     for flow in found:
-        yield from _of_engine(document, pipeline, flow)
-        yield from _of_columns(document, flow)
+        yield from _engine_problems(document, pipeline, flow)
+        yield from _column_problems(document, flow)
         if flow.sink.mode in MIRROR_MODES:
-            yield from _of_mirror(document, pipeline, flow)
+            yield from _mirror_problems(document, pipeline, flow)
             continue
-        yield from _refused(document, SettingTaker.LANDING, flow.sink, flow.sink_at)
+        yield from _refused_settings(document, SettingTaker.LANDING, flow.sink, flow.sink_at)
     for name, source in pipeline.sources.items():
         if source.schema_ is not None and not any(flow.steps for flow in found if flow.source_name == name):
             problem = "it sets the columns for transformations, and no transformation reads this source."
@@ -109,7 +109,7 @@ def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[R
             remedy = f"For the table's columns, move it to {' and '.join(f'sinks.{one}.schema' for one in reading)}."
             yield document.problem(("sources", name, "schema"), f"{problem} {remedy}")
     yield from check_sensors(document, pipeline, found)
-    yield from _of_maintenance(document, pipeline)
+    yield from _maintenance_problems(document, pipeline)
 
 
 def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
@@ -121,8 +121,8 @@ def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
         yield path, value
 
 
-# Whether a task renders a template at this path of the file. SQL is the only key of a transformation with templates.
 def _is_rendered(path: Path) -> bool:
+    """Return whether a task renders a template at a path of the file; of a transformation, only SQL is rendered."""
     part = path[0]
     if part == "transformations":
         return path[-1] == "sql"
@@ -131,7 +131,7 @@ def _is_rendered(path: Path) -> bool:
     return part in ("sources", "sinks", "quality") or (part == "orchestration" and path[1] in _RENDERED)
 
 
-def _of_neighbours(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
+def _sink_conflicts(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield conflicts between sinks, and unfit names of sinks.
 
     Two sinks conflict if they have the same table, or the same consumer group on a common topic.
@@ -174,9 +174,11 @@ def _matches(pattern: str, topic: str) -> bool:
         return False
 
 
-# Contradictions of schedule, mode and alerts. A missing schedule counts as continuous here, for any engine: a file with
-# mode replace has to name a cron schedule.
-def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+def _schedule_problems(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+    """Yield contradictions of schedule, mode and alerts.
+
+    A missing schedule counts as continuous here, for any engine: a file with mode replace has to name a cron schedule.
+    """
     orchestration = pipeline.orchestration
     schedule = (orchestration.schedule or "continuous").removeprefix("@")
     is_word = orchestration.schedule in (None, "continuous", "never")
@@ -213,7 +215,7 @@ OF_WORKS = {
 }
 
 
-def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
+def _maintenance_problems(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     """Yield the contradictions in the section `maintenance`."""
     upkeep, at = pipeline.maintenance, ("maintenance",)
     if upkeep is None:
@@ -237,10 +239,10 @@ def _of_maintenance(document: YamlDocument, pipeline: Pipeline) -> Iterator[File
         yield document.problem((*at, "sinks"), "no table is maintained. Name some sinks, or leave it out.")
 
 
-def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+def _engine_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     orchestration, mode = pipeline.orchestration, flow.sink.mode
     if orchestration.engine in ON_BRANCHES:
-        yield from _of_branches(document, pipeline, flow)
+        yield from _branch_problems(document, pipeline, flow)
     for needed, is_needed in (
         (EngineCapability.REPLACE, mode == "replace"),
         (EngineCapability.MIRROR, mode in MIRROR_MODES and orchestration.engine != "extract"),
@@ -250,11 +252,13 @@ def _of_engine(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> 
             key, value = ("type", flow.sink.type) if needed is EngineCapability.DELTA else ("mode", mode)
             yield document.problem((*flow.sink_at, key), f"{value} {' '.join(lack)}")
     if orchestration.engine == "spark":
-        yield from _refused(document, SettingTaker.SPARK, orchestration, ("orchestration",), *_OTHERWISE_ON_SPARK)
-        yield from _refused(document, SettingTaker.SPARK, flow.sink, flow.sink_at)
+        yield from _refused_settings(
+            document, SettingTaker.SPARK, orchestration, ("orchestration",), *_OTHERWISE_ON_SPARK
+        )
+        yield from _refused_settings(document, SettingTaker.SPARK, flow.sink, flow.sink_at)
 
 
-def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+def _branch_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     """Yield the settings of a flow unfit for Flink or Connect, which do not use this package's decoding.
 
     Also yield the problems of transformations: Flink translates SQL, Connect takes none.
@@ -265,17 +269,16 @@ def _of_branches(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -
         yield from flink_problems(document, pipeline, flow)
     elif flow.steps and (lack := lack_of(engine, EngineCapability.SQL)):
         yield document.problem(("transformations",), f"transformations: SQL {' '.join(lack)}")
-    yield from _of_their_formats(document, engine, flow)
-    yield from _of_made_times(document, engine, flow.source.schema_, (*flow.source_at, "schema"))
-    yield from _of_made_times(document, engine, flow.sink.schema_, (*flow.sink_at, "schema"))
-    yield from _refused(document, taker, flow.source, flow.source_at)
-    yield from _refused(document, taker, flow.sink, flow.sink_at)
-    yield from _refused(document, taker, pipeline.orchestration, ("orchestration",))
-    quality_at: Path = ("quality",) if flow.sink.quality is None else (*flow.sink_at, "quality")
-    yield from _refused(document, taker, flow.sink.quality or pipeline.quality, quality_at)
+    yield from _format_problems(document, engine, flow)
+    yield from _made_time_problems(document, engine, flow.source.schema_, (*flow.source_at, "schema"))
+    yield from _made_time_problems(document, engine, flow.sink.schema_, (*flow.sink_at, "schema"))
+    yield from _refused_settings(document, taker, flow.source, flow.source_at)
+    yield from _refused_settings(document, taker, flow.sink, flow.sink_at)
+    yield from _refused_settings(document, taker, pipeline.orchestration, ("orchestration",))
+    yield from _refused_settings(document, taker, flow.sink.quality or pipeline.quality, flow.quality_at)
 
 
-def _refused(
+def _refused_settings(
     document: YamlDocument, taker: SettingTaker, part: BaseModel, path: Path, *but: str
 ) -> Iterator[FileProblem]:
     """Yield the settings of a part that a taker does not take.
@@ -290,7 +293,7 @@ def _refused(
             yield document.problem((*path, key), f"{key} {refusal.text(taker)} {refusal.remedy}")
 
 
-def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> Iterator[FileProblem]:
+def _format_problems(document: YamlDocument, engine: str, flow: RecordFlow) -> Iterator[FileProblem]:
     at = (*flow.source_at, "format")
     if engine == "flink":
         try:
@@ -301,8 +304,8 @@ def _of_their_formats(document: YamlDocument, engine: str, flow: RecordFlow) -> 
         yield document.problem(at, f"{engine} reads JSON here.")
 
 
-# A DDL may have a time column made from a field of another type; only this package's decoding makes these times.
-def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path: Path) -> Iterator[FileProblem]:
+def _made_time_problems(document: YamlDocument, engine: str, schema: str | None, path: Path) -> Iterator[FileProblem]:
+    """Yield time columns that a DDL makes from fields of another type, which only this package's decoding makes."""
     if schema is None:
         return
     # Imported here, since it imports PyIceberg's types, and the parser of DAG files reads files of all engines.
@@ -315,7 +318,7 @@ def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path
                 yield document.problem(path, f"column {'.'.join(column)!r}: a time made {source} {' '.join(lack)}")
 
 
-def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProblem]:
+def _column_problems(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProblem]:
     source, sink = flow.source, flow.sink
     if not flow.steps:
         return
@@ -328,7 +331,7 @@ def _of_columns(document: YamlDocument, flow: RecordFlow) -> Iterator[FileProble
         yield document.problem((*flow.sink_at, "schema"), problem)
 
 
-def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
+def _mirror_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     is_upsert = flow.sink.mode == "upsert"
     taker = SettingTaker.UPSERT if is_upsert else SettingTaker.MIRROR
     if flow.steps and not is_upsert and (lack := lack_of("mirror", EngineCapability.SQL)):
@@ -343,7 +346,7 @@ def _of_mirror(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> 
     if is_upsert and getattr(flow.sink, "key", None) is None:
         problem = "key is missing: plain records do not show which columns identify a row. Name the columns: [id]."
         yield document.problem((*flow.sink_at, "mode"), problem)
-    yield from _refused(document, taker, flow.source, flow.source_at, "envelope")
-    yield from _refused(document, taker, flow.sink, flow.sink_at, "mode")
+    yield from _refused_settings(document, taker, flow.source, flow.source_at, "envelope")
+    yield from _refused_settings(document, taker, flow.sink, flow.sink_at, "mode")
     if pipeline.orchestration.parallelism is not None and pipeline.orchestration.engine == "extract":
         yield document.problem(("orchestration", "parallelism"), "a mirror is merged by one process. Leave it out.")

@@ -36,8 +36,8 @@ def check_sensors(document: YamlDocument, pipeline: Pipeline, found: Sequence[Re
         yield from _check_freshness(document, pipeline, flow)
 
 
-# A sensor has a subject: a sink of the file (`of`), or a table, checkpoint or group of its own.
 def _check_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
+    """Yield contradictions in a sensor, whose subject is a sink of the file (`of`), or a table, checkpoint or group."""
     known = ", ".join(pipeline.sinks)
     for key, sinks in (("sinks", sensor.sinks or ()), ("of", (sensor.of,) if sensor.of is not None else ())):
         for sink in sinks:
@@ -78,9 +78,9 @@ def _check_subject(document: YamlDocument, pipeline: Pipeline, path: Path, senso
         yield document.problem((*path, "of"), problem)
 
 
-# `freshness` of a sink's quality becomes a sensor after the landing, see `freshness_after`; so the landing must end.
 def _check_freshness(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
-    orchestration, path = pipeline.orchestration, (*_quality_at(flow), "freshness")
+    """Yield contradictions in a sink's `freshness`, a sensor after the landing (`freshness_after`), which must end."""
+    orchestration, path = pipeline.orchestration, (*flow.quality_at, "freshness")
     if (quality := flow.sink.quality or pipeline.quality).freshness is None:
         return
     try:
@@ -137,7 +137,7 @@ def freshness_after(
     quality = flow.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
-    path = (*_quality_at(flow), "freshness")
+    path = (*flow.quality_at, "freshness")
     found = ArgumentCollector(path)
     for key, value in _subject(landing, is_table=False).items():
         found.add(key, value, path)
@@ -148,8 +148,8 @@ def freshness_after(
     return CompiledSensor(task_id=task_id, kind="lag", after=landing.sink, **found.to_fields(document))
 
 
-# Names of the sinks whose landings wait for the sensor: all by default.
 def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
+    """Return the names of the sinks whose landings wait for the sensor: all by default."""
     return [] if sensor.when == "beside" else list(pipeline.sinks) if sensor.sinks is None else sensor.sinks
 
 
@@ -163,7 +163,3 @@ def _subject(landing: SinkLanding, *, is_table: bool) -> Mapping[str, Any]:
     if not is_table:
         found["table_format"] = TableFormat(landing.table_format)
     return found
-
-
-def _quality_at(flow: RecordFlow) -> Path:
-    return (*flow.sink_at, "quality") if flow.sink.quality is not None else ("quality",)

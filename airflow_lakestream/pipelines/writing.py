@@ -38,8 +38,8 @@ def pipeline_text(file: DagFile) -> str:
     return text
 
 
-# The file's content by sections; arguments are in the source, except those about the table.
 def _parts(file: DagFile) -> dict[str, Any]:
+    """Return the file's content by sections; arguments are in the source, except arguments about the table."""
     decoding = {name: list(value) if isinstance(value, list) else str(value) for name, value in file.decoding.items()}
     sql, sql_input = decoding.pop("sql", None), decoding.pop("sql_input", None)
     name = _name_of(file.topic)

@@ -27,17 +27,20 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
 
     :param table: `namespace.table` (templated)
     :param consumer_group: group whose landings count; default: any group (templated)
-    :param max_age: greatest age of the newest landing or event: seconds, `"15m"` or a timedelta (templated)
+    :param max_age: greatest age of the newest landing or event: seconds, `"15m"` or a timedelta. A replay of rejected
+        records is not a landing (templated)
     :param event_time_column: a column of times; its newest value counts instead of the landing's time. It is found in
-        the bounds that the manifests keep, without reading data (templated)
+        the bounds that the manifests keep, without reading data; values in the future (10 minutes of skew) do not
+        count (templated)
     :param complete_through: a time, such as `"{{ data_interval_end }}"`: every offset from before it must be landed,
         and each partition must have a record at or after it; needs `kafka_conn_id` (templated)
     :param idle_after: with `complete_through`: a partition without a record at or after the time counts as done once
-        all of it is landed and this long has passed since the time; default: never (templated)
+        all of it is landed and this long has passed since the time; default: never. A partition with an open
+        transaction stays open: its records may be from before (templated)
     :param idle_is_fresh: with `max_age` and a Kafka connection: a group that has landed everything counts as fresh
         (templated)
-    :param operations: only snapshots of these operations count, such as `["append"]`; without a consumer group, also
-        snapshots of other writers (templated)
+    :param operations: only snapshots of these operations count, such as `["append"]` (also `overwrite`, `replace`,
+        `delete`); without a consumer group, also snapshots of other writers (templated)
     :param branch: branch or tag whose history counts (templated)
     :param fail_when_stale: look once, and fail if the table is not fresh (templated)
     :param kafka_conn_id: connection of type `kafka`; None: topics are not looked at (templated)

@@ -36,7 +36,8 @@ class LandingEventTrigger(BaseEventTrigger):
 
     :param table: `namespace.table`, or the path or URI of a Delta table
     :param consumer_group: group whose landings are emitted; default: every group
-    :param since: first cursor: `"now"`, or `"earliest"` for all landings in the history
+    :param since: first cursor: `"now"`, or `"earliest"` for all landings in the history. A missing table begins with
+        its first landing
     :param iceberg_conn_id: connection of type `iceberg`
     :param storage_conn_id: connection of a Delta table's store: type `aws`, `generic` or `iceberg`
     :param kafka_conn_id: connection of type `kafka`: events of landings by intervals then have the time up to which the

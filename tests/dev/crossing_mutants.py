@@ -57,8 +57,8 @@ MUTANTS = (
     CrossingMutant(
         "a pipeline that drops its checks",
         "airflow_lakestream/pipelines/compiling.py",
-        'landing.take(quality, quality_at, "freshness")',
-        'landing.take(quality, quality_at, "freshness", "checks")',
+        'landing.take(quality, flow.quality_at, "freshness")',
+        'landing.take(quality, flow.quality_at, "freshness", "checks")',
         "units",
         "tests/unit/pipelines/test_files.py::test_checks_are_the_operators_argument",
     ),

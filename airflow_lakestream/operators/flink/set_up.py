@@ -76,7 +76,7 @@ def build_supervision(
         by=owner,
         properties=config.store_properties,
     )
-    return DriverSupervision(spec, FlinkBackend(config), _FlinkLaunch(config, _folder_of(operator)).prepare, wait)
+    return DriverSupervision(spec, FlinkBackend(config), _FlinkLaunch(config, operator.root_folder()).prepare, wait)
 
 
 def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
@@ -168,11 +168,3 @@ class _FlinkLaunch:
         # The driver must not see Airflow's connections and settings: the necessary ones are in its file.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW_", "_AIRFLOW_"))}
         return DetachedJob(command, environment, folder)
-
-
-def _folder_of(operator: SupervisedOperator) -> Path:
-    if is_given(operator.driver_folder):
-        return Path(str(operator.driver_folder))
-    from airflow.configuration import AIRFLOW_HOME
-
-    return Path(AIRFLOW_HOME) / "lakestream"

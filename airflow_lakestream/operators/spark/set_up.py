@@ -201,18 +201,9 @@ def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPl
             "is missing: without a query it has no checkpoint, but the driver's lease and progress.",
             "Give a path or URI that workers, triggerer and the cluster share.",
         )
-    root = folder_of(operator) / "runs"
+    root = operator.root_folder() / "runs"
     _delete_old_folders(root)
     return DriverPlace(str(root / name), stream, is_query=False)
-
-
-def folder_of(operator: StreamArguments) -> Path:
-    """Return the root folder for drivers next to the worker."""
-    if is_given(operator.driver_folder):
-        return Path(str(operator.driver_folder))
-    from airflow.configuration import AIRFLOW_HOME
-
-    return Path(AIRFLOW_HOME) / "lakestream"
 
 
 def _is_query(operator: StreamArguments, location: str) -> bool:
@@ -326,7 +317,7 @@ class _SparkLaunch:
         check_java(environment)
         if self.operator.app is not None:
             check_submitter(self.hook.binary, environment)
-        folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
+        folder = new_folder(self.operator.root_folder(), self.place.stream, SECRET_FILES)
         code = []
         if (argument_and_function := _function(self.operator)) is not None:
             _, function = argument_and_function

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink, conf
@@ -153,6 +154,14 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     def store_conn_id(self) -> str | None:
         """Return the connection of the object store with lease and progress; None without an object store."""
         return None
+
+    def root_folder(self) -> Path:
+        """Return the folder of drivers next to the worker: `driver_folder`, or by default a folder of Airflow's."""
+        if is_given(self.driver_folder):
+            return Path(str(self.driver_folder))
+        from airflow.configuration import AIRFLOW_HOME
+
+        return Path(AIRFLOW_HOME) / "lakestream"
 
     def limits(self) -> SupervisionLimits:
         """Return the limits of the supervision. Raises InvalidArgument."""

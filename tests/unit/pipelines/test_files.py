@@ -196,26 +196,6 @@ quality:
 """
 
 
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [("extract", "append"), ("extract", "mirror"), ("group", "append"), ("spark", "append"), ("spark", "mirror")],
-)
-def test_a_source_says_what_becomes_of_finer_timestamps(tmp_path: Path, engine: str, mode: str) -> None:
-    text = PLAIN.replace("topic: orders", "topic: orders, envelope: debezium, timestamps_finer: truncate")
-    text = text.replace("lake.orders}", f"lake.orders, mode: {mode}}}") + f"orchestration: {{engine: {engine}}}"
-    found = compiled(tmp_path, text)
-    check(found)
-    arguments = operator_of(found).arguments
-    assert arguments.get("app_config", arguments)["timestamps_finer"] == "truncate"
-
-
-@pytest.mark.parametrize("engine", ["flink", "connect"])
-def test_engines_that_decode_by_themselves_take_no_word_on_finer_timestamps(tmp_path: Path, engine: str) -> None:
-    text = PLAIN.replace("topic: orders", "topic: orders, timestamps_finer: truncate")
-    said = problems(tmp_path, text + f"orchestration: {{engine: {engine}}}")
-    assert any("timestamps_finer" in one for one in said)
-
-
 @pytest.mark.parametrize("engine", ["extract", "group", "spark", "flink", "connect"])
 def test_times_of_numbers_are_made_by_engines_that_decode_as_we_do(tmp_path: Path, engine: str) -> None:
     text = PLAIN.replace("table: lake.orders", 'table: lake.orders, schema: "id bigint, at timestamp from epoch_ms"', 1)
@@ -251,8 +231,7 @@ def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
     ],
 )
 def test_where_there_are_no_checks(tmp_path: Path, old: str, new: str, said: str) -> None:
-    schedule = ', schedule: "@daily"' if "replace" in new else ""
-    text = PLAIN + f"orchestration: {{engine: extract{schedule}}}" + CHECKED
+    text = PLAIN + "orchestration: {engine: extract}" + CHECKED
     found = problems(tmp_path, text.replace(old, new, 1))
     assert any(said in one for one in found), found
 
@@ -291,7 +270,6 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(tmp_path: Path, old: str
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("    topic:", "    topik:", "9:5 sources.clickstream.topik: there is no such key. Did you mean topic?"),
         ("    topic: web.clickstream\n", "", "6:3 sources.clickstream.topic: is missing."),
         ("engine: extract", "engine: flonk", "30:3 orchestration.engine: 'flonk' is not one of"),
         ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: many is not a number."),
@@ -338,31 +316,6 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(tmp_path: Path, old: str
             "31:3 orchestration.idle_timeout: idle_timeout is not for Spark",
         ),
         (
-            "  checkpoint_interval: 60s\n  parallelism: 4\n",
-            "quality:\n  checks: [{not_null: user_id}]\n",
-            "32:3 quality.checks: [{'not_null': 'user_id'}] is not a mapping of keys to values.",
-        ),
-        (
-            "  checkpoint_interval: 60s\n  parallelism: 4\n",
-            "quality:\n  checks:\n    not_nul: [user_id]\n",
-            "33:5 quality.checks.not_nul: there is no such key. Did you mean not_null?",
-        ),
-        (
-            "  checkpoint_interval: 60s\n  parallelism: 4\n",
-            "quality:\n  checks:\n    row_count: {min: few}\n",
-            "33:17 quality.checks.row_count.min: few is not a number.",
-        ),
-        (
-            "  checkpoint_interval: 60s\n  parallelism: 4\n",
-            "quality:\n  checks:\n    unique: [user_id]\n    freshness: soon\n",
-            "34:5 quality.checks.freshness: 'soon' is not a number of seconds",
-        ),
-        (
-            "  checkpoint_interval: 60s\n  parallelism: 4\n",
-            "quality:\n  checks:\n    sql: SELEC 1\n",
-            "33:5 quality.checks.sql: 'SELEC 1': DuckDB does not understand it",
-        ),
-        (
             "metadata:",
             "metadata: &a\n  name: x\nother: *a\nrest:",
             "aliases and deep nesting are not for pipelines",
@@ -377,6 +330,24 @@ def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, said: str) -
     assert old in EXAMPLE
     found = problems(tmp_path, EXAMPLE.replace(old, new, 1))
     assert any(said in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("checks", "said"),
+    [
+        (
+            " [{not_null: user_id}]",
+            "32:3 quality.checks: [{'not_null': 'user_id'}] is not a mapping of keys to values.",
+        ),
+        ("\n    not_nul: [user_id]", "33:5 quality.checks.not_nul: there is no such key. Did you mean not_null?"),
+        ("\n    row_count: {min: few}", "33:17 quality.checks.row_count.min: few is not a number."),
+        ("\n    unique: a\n    freshness: soon", "34:5 quality.checks.freshness: 'soon' is not a number of seconds"),
+        ("\n    sql: SELEC 1", "33:5 quality.checks.sql: 'SELEC 1': DuckDB does not understand it"),
+    ],
+)
+def test_a_mistake_in_checks_has_its_line(tmp_path: Path, checks: str, said: str) -> None:
+    old = "  checkpoint_interval: 60s\n  parallelism: 4\n"
+    test_a_mistake_has_its_line(tmp_path, old, f"quality:\n  checks:{checks}\n", said)
 
 
 NO_PIPELINES = {

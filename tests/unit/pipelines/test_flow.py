@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,7 @@ def test_a_sink_has_a_quality_of_its_own(tmp_path: Path) -> None:
     )
 
 
-ORDERS, CLICKS = line("  orders_lake:"), line("  clicks_lake:")
-PRICES, BEHIND = line("    prices:"), line("    behind:")
+ORDERS, CLICKS, PRICES = line("  orders_lake:"), line("  clicks_lake:"), line("    prices:")
 
 
 @pytest.mark.parametrize(
@@ -258,102 +258,13 @@ PRICES, BEHIND = line("    prices:"), line("    behind:")
             "    table: lake.orders\n    mode: replace\n",
             "freshness is not for mode: replace, which lands intervals only.",
         ),
-        ("    prices:", "    our prices:", f"{PRICES}:5 orchestration.sensors.our prices: String should match pattern"),
         (
-            "      type: freshness\n",
-            "",
-            f"{PRICES}:5 orchestration.sensors.prices: type is missing; there are 'lag', 'fr",
-        ),
-        (
-            "type: freshness",
-            "tipe: freshness",
-            f"{PRICES + 1}:7 orchestration.sensors.prices.tipe: there is no such key. Did you mean type? It is req",
+            "    prices:",
+            "    our prices:",
+            f"{PRICES}:5 orchestration.sensors.our prices: String should match pattern",
         ),
         ("    behind:", "    aside: 5\n    behind:", ":5 orchestration.sensors.aside: "),
-        (
-            "type: freshness",
-            "type: fresh",
-            f"{PRICES}:5 orchestration.sensors.prices: type: 'fresh' is not one of 'lag'",
-        ),
-        (
-            "      max_age:",
-            "      max_aje:",
-            f"{PRICES + 3}:7 orchestration.sensors.prices.max_aje: there is no such key. D",
-        ),
-        (
-            "max_lag_records",
-            "max_age",
-            f"{BEHIND + 4}:7 orchestration.sensors.behind.max_age: there is no such key. Did you",
-        ),
-        (
-            "      max_age: ${BOUND}\n",
-            "",
-            f"{PRICES}:5 orchestration.sensors.prices: max_age is missing, and so is complete_through.",
-        ),
-        (
-            "      table: lake.prices\n",
-            "",
-            f"{PRICES}:5 orchestration.sensors.prices: it looks at nothing: give table, or of, the name of a sink.",
-        ),
-        ("${BOUND}", "soon", f"{PRICES + 3}:7 orchestration.sensors.prices.max_age: 'soon' is not a number of seconds"),
         ("${BOUND}", "${NONE}", f"{PRICES + 3}:16 there is no Airflow variable NONE."),
-        (
-            "      timeout: 15m",
-            "      timeout: never",
-            f"{PRICES + 5}:7 orchestration.sensors.prices.timeout: 'never' is not a number of seconds",
-        ),
-        ("lake.prices", "prices", f"{PRICES + 2}:7 orchestration.sensors.prices.table: 'prices' is not of the form"),
-        (
-            "sinks: orders_lake",
-            "sinks: [lake]",
-            f"{PRICES + 4}:7 orchestration.sensors.prices.sinks: there is no sink 'lake'; there are orders_lake",
-        ),
-        (
-            "sinks: orders_lake",
-            "sinks: []",
-            f"{PRICES + 4}:7 orchestration.sensors.prices.sinks: no sink waits for it. Name some",
-        ),
-        (
-            "      of: orders_lake",
-            "      of: lake",
-            f"{BEHIND + 2}:7 orchestration.sensors.behind.of: there is no sink 'lake'; there are",
-        ),
-        (
-            "      when: beside\n",
-            "",
-            f"{BEHIND + 2}:7 orchestration.sensors.behind.of: the landing in orders_lake would wait for its own rows.",
-        ),
-        (
-            "      when: beside\n",
-            "      when: beside\n      sinks: clicks_lake\n",
-            f"{BEHIND + 4}:7 orchestration.sensors.behind.sinks: no sink waits for",
-        ),
-        (
-            "      when: beside\n",
-            "      when: beside\n      table: l.t\n",
-            f"{BEHIND + 4}:7 orchestration.sensors.behind.table: table is set by the sink ord",
-        ),
-        (
-            "    behind:\n      type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",
-            "    behind: {type: lag, table: a.b, group_id: g}",
-            f"{BEHIND}:37 orchestration.sensors.behind.group_id: exactly one of",
-        ),
-        (
-            "      max_lag_records: 10",
-            "      max_lag_records: -1",
-            f"{BEHIND + 4}:7 orchestration.sensors.behind.max_lag_records: Input should be greater than or equal to 0",
-        ),
-        (
-            "of: orders_lake\n      when: beside\n      max_lag_records: 10",
-            "of: all-clicks\n      when: beside\n      max_batch_age: x",
-            f"{BEHIND + 4}:7 orchestration.sensors.behind.max_batch_age: 'x' is not a number of seconds",
-        ),
-        (
-            "type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",
-            "type: freshness\n      of: all-clicks\n      when: beside\n      max_age: 5m",
-            f"{BEHIND + 1}:7 orchestration.sensors.behind.type: freshness: '/lake/clicks' is the path of a Delta "
-            "table; sensors of freshness are for Iceberg tables. CheckpointLagSensor, or type: lag in a pipeline",
-        ),
         (
             "  clicks:\n    type: kafka\n",
             "  clicks:\n    type: kafka\n    format: avro\n    schema_registry: http://r\n",
@@ -365,6 +276,54 @@ def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, said: str) -
     assert old in SHOP
     found = problems(tmp_path, SHOP.replace(old, new, 1))
     assert any(said in one for one in found), found
+
+
+# By sensor, line below its key and column: what is written instead of what, and what is said of it.
+IN_SENSORS = [
+    ("prices 0:5", "      type: freshness\n", "", ": type is missing; there are 'lag', 'fr"),
+    ("prices 1:7", "type: freshness", "tipe: freshness", ".tipe: there is no such key. Did you mean type? It is req"),
+    ("prices 0:5", "type: freshness", "type: fresh", ": type: 'fresh' is not one of 'lag'"),
+    ("prices 3:7", "      max_age:", "      max_aje:", ".max_aje: there is no such key. D"),
+    ("behind 4:7", "max_lag_records", "max_age", ".max_age: there is no such key. Did you"),
+    ("prices 0:5", "      max_age: ${BOUND}\n", "", ": max_age is missing, and so is complete_through."),
+    ("prices 0:5", "      table: lake.prices\n", "", ": it looks at nothing: give table, or of, the name of a sink."),
+    ("prices 3:7", "${BOUND}", "soon", ".max_age: 'soon' is not a number of seconds"),
+    ("prices 5:7", "      timeout: 15m", "      timeout: never", ".timeout: 'never' is not a number of seconds"),
+    ("prices 2:7", "lake.prices", "prices", ".table: 'prices' is not of the form"),
+    ("prices 4:7", "sinks: orders_lake", "sinks: [lake]", ".sinks: there is no sink 'lake'; there are orders_lake"),
+    ("prices 4:7", "sinks: orders_lake", "sinks: []", ".sinks: no sink waits for it. Name some"),
+    ("behind 2:7", "      of: orders_lake", "      of: lake", ".of: there is no sink 'lake'; there are"),
+    ("behind 2:7", "      when: beside\n", "", ".of: the landing in orders_lake would wait for its own rows."),
+    ("behind 4:7", "when: beside", "when: beside\n      sinks: clicks_lake", ".sinks: no sink waits for"),
+    ("behind 4:7", "when: beside", "when: beside\n      table: l.t", ".table: table is set by the sink ord"),
+    (
+        "behind 0:37",
+        "    behind:\n      type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",
+        "    behind: {type: lag, table: a.b, group_id: g}",
+        ".group_id: exactly one of",
+    ),
+    ("behind 4:7", "records: 10", "records: -1", ".max_lag_records: Input should be greater than or equal to 0"),
+    (
+        "behind 4:7",
+        "of: orders_lake\n      when: beside\n      max_lag_records: 10",
+        "of: all-clicks\n      when: beside\n      max_batch_age: x",
+        ".max_batch_age: 'x' is not a number of seconds",
+    ),
+    (
+        "behind 1:7",
+        "type: lag\n      of: orders_lake\n      when: beside\n      max_lag_records: 10",
+        "type: freshness\n      of: all-clicks\n      when: beside\n      max_age: 5m",
+        ".type: freshness: '/lake/clicks' is the path of a Delta table; sensors of freshness are "
+        "for Iceberg tables. CheckpointLagSensor, or type: lag in a pipeline",
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "old", "new", "said"), IN_SENSORS)
+def test_a_mistake_in_a_sensor_has_its_line(tmp_path: Path, place: str, old: str, new: str, said: str) -> None:
+    sensor, below, column = re.split("[ :]", place)
+    at = f"{line(f'    {sensor}:') + int(below)}:{column} orchestration.sensors.{sensor}"
+    test_a_mistake_has_its_line(tmp_path, old, new, f"{at}{said}")
 
 
 def test_what_sinks_share_is_said_once(tmp_path: Path) -> None:
