@@ -27,7 +27,6 @@ from airflow_lakestream.cli.connections import (
     output_to_stderr,
     report_text,
 )
-from airflow_lakestream.cli.preview import offsets_of
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument

@@ -59,12 +59,12 @@ class RawDecoder(SchemaDecoder):
         if values is None:
             raise InvalidArgument("schema", "it has a column key, and the records were read without their keys.")
         if not field.nullable and values.null_count:
-            for place in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)):
-                reasons.setdefault(int(place), f"{field.name}: null, and the column is required")
+            for index in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)):
+                reasons.setdefault(int(index), f"{field.name}: null, and the column is required")
         try:
             return values.cast(field.type)
         except pa.ArrowInvalid:
-            is_invalid = np.array([leaves.not_utf8(value) for value in values.to_pylist()])
-            for place in np.flatnonzero(is_invalid).tolist():
-                reasons.setdefault(place, f"{field.name}: invalid UTF-8")
+            is_invalid = [value is not None and leaves.not_utf8(value) for value in values.to_pylist()]
+            for index in np.flatnonzero(is_invalid):
+                reasons.setdefault(int(index), f"{field.name}: invalid UTF-8")
             return pc.if_else(pa.array(is_invalid), pa.scalar(None, values.type), values).cast(field.type)

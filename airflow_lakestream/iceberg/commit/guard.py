@@ -128,7 +128,8 @@ class CommitGuard:
         if commit.is_landing:
             properties = ledger_store.properties_after(ledgers, commit.group, snapshot_id, commit.landing, expiring)
             ledger_update = SetPropertiesUpdate(updates={**properties, **commit.notes})
-            parts.append(RequestPart(updates=(ledger_update, *retention.removals(expiring))))
+            required = retention.requirements(self._catalog, expiring)
+            parts.append(RequestPart(required, (ledger_update, *retention.removals(expiring))))
         parts += (add(head, snapshot_id) for add in commit.additions)
         return RequestPart(
             tuple(item for part in parts for item in part.requirements),

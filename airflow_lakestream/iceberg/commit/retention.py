@@ -11,18 +11,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import cast
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update import RemoveSnapshotsUpdate, TableRequirement, ValidatableTableRequirement
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.hive import NotTaken
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,29 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
 def removals(snapshot_ids: Iterable[int]) -> tuple[RemoveSnapshotsUpdate, ...]:
     """Return an update for the removal of each snapshot: REST catalogs before Iceberg 1.10 accept a single id."""
     return tuple(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [s]}) for s in snapshot_ids)
+
+
+class NoReferences(ValidatableTableRequirement):
+    """Requirement that no tag and no branch needs the snapshots of a removal, checked on the metadata that is replaced.
+
+    A catalog removes the tags of a snapshot together with the snapshot: also a tag that came after the last look.
+    """
+
+    type: str = "assert-no-references"
+    snapshot_ids: list[int]
+
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as PyIceberg does
+        """Raise NotTaken if a tag or branch needs one of the snapshots: the removal is chosen again."""
+        if base_metadata is not None and protected(base_metadata).intersection(self.snapshot_ids):
+            raise NotTaken("a tag or branch of an expiring snapshot was made since the commit was prepared")
+
+
+def requirements(catalog: Catalog, snapshot_ids: Collection[int]) -> tuple[TableRequirement, ...]:
+    """Return the requirement of a removal; empty for a REST catalog, whose server knows only Iceberg's requirements."""
+    replaces_metadata = hasattr(catalog, "_update_and_stage_table")
+    if not snapshot_ids or not replaces_metadata:
+        return ()
+    return (cast(TableRequirement, NoReferences(snapshot_ids=list(snapshot_ids))),)
 
 
 def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collection[int]) -> None:

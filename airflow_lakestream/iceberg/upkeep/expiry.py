@@ -165,7 +165,7 @@ def _commit(catalog: Catalog, table: Table, rule: ExpiryRule, *, removes: bool) 
     edits = list[_ExpiryEdit]()
 
     def attempt() -> CommitAttempt:
-        edits.append(edit := _ExpiryEdit(catalog.load_table(name), rule, removes))
+        edits.append(edit := _ExpiryEdit(catalog, name, rule, removes))
         return ledger_edit.edit_attempt(catalog, edit.before, edit.part, {SUMMARY_EXPIRING: str(len(edit.expiring))})
 
     ledger_edit.drive(name, attempt)
@@ -178,8 +178,9 @@ class _ExpiryEdit:
     :param removes: whether the same commit removes the snapshots.
     """
 
-    def __init__(self, before: Table, rule: ExpiryRule, removes: bool) -> None:
-        self.before, self._rule, self._removes = before, rule, removes
+    def __init__(self, catalog: Catalog, name: str, rule: ExpiryRule, removes: bool) -> None:
+        self.before = before = catalog.load_table(name)
+        self._catalog, self._rule, self._removes = catalog, rule, removes
         self.expiring = rule.expiring(before.metadata)
         for group in ledger_store.groups(before):
             # An undecided ledger ends the expiry.
@@ -194,8 +195,11 @@ class _ExpiryEdit:
             value = ledger_store.read(head, group).property_after(snapshot_id, None)
             properties[codec.property_key(group)] = codec.encode_property(value)
             properties |= ledger_store.properties_of_expiry(head, group, self.expiring)
-        removals = retention.removals(self.expiring) if self._removes else ()
-        return RequestPart(updates=(*property_part(properties).updates, *removals))
+        notes = property_part(properties).updates
+        if not self._removes:
+            return RequestPart(updates=notes)
+        required = retention.requirements(self._catalog, self.expiring)
+        return RequestPart(required, (*notes, *retention.removals(self.expiring)))
 
 
 def _number(text: str | None) -> int:

@@ -23,6 +23,7 @@ from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule, expire
 from airflow_lakestream.iceberg.upkeep.manifest_merge import rewrite_manifests
 from airflow_lakestream.iceberg.upkeep.orphans import find_orphans, remove_orphans
 from tests.support.delete_files import delete_positions
+from tests.support.faults import FaultyCatalog, before
 from tests.support.given_records import GROUP
 from tests.support.lake import files_of
 from tests.unit.maintenance.test_compaction import RULE, assert_sound, head_deletes, lake_of, land
@@ -70,6 +71,25 @@ def test_expired_snapshots_go_with_their_files_and_the_ledger_goes_on(tmp_path: 
     assert [len(expire(lake.catalog(), lake.name, AT_ONCE).snapshots) for _ in range(2)] == [1, 0]
     land(lake, [{"n": 99}])
     assert [row["n"] for row in lake.rows()] == [*range(12), 99]
+
+
+@pytest.mark.parametrize("kind", ["tag", "branch"])
+def test_a_tag_that_comes_with_the_last_request_keeps_its_snapshot(tmp_path: Path, kind: str) -> None:
+    # PyIceberg's catalogs load the table once more, and would remove the tag together with the snapshot.
+    lake = lake_of(tmp_path)
+    second = lake.iceberg().snapshots()[1].snapshot_id
+
+    def name_it() -> None:
+        manage = lake.iceberg().manage_snapshots()
+        (manage.create_tag if kind == "tag" else manage.create_branch)(second, "kept").commit()
+
+    done = expire(FaultyCatalog(lake.catalog(), before(name_it)), lake.name, AT_ONCE)
+    assert second not in done.snapshots
+    assert len(done.snapshots) > 0
+    table = lake.iceberg()
+    assert table.metadata.refs["kept"].snapshot_id == second
+    assert_whole(table)
+    assert_every_snapshot_reads(table)
 
 
 def test_a_rollback_after_an_expiry_finds_the_ledger(tmp_path: Path) -> None:
