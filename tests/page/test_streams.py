@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -25,8 +26,8 @@ POLICY = "script-src 'self'"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address of an API server, whose Airflow has nothing else."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Give the environment of an Airflow with one stream of each kind."""
     home, [port] = tmp_path_factory.mktemp("streams"), free_ports(1)
     (home / "written").mkdir()
     passwords = home / "passwords.json"
@@ -41,10 +42,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "AIRFLOW__API__BASE_URL": url,
         "PYTHONPATH": str(CHECKOUT),
     }
-    make = "from tests.support.page_answers import make; make()"
-    for command in (["-m", "airflow", "db", "migrate"], ["-c", make]):
-        subprocess.run([sys.executable, *command], env=environment, cwd=CHECKOUT, check=True, capture_output=True)
-    command = [sys.executable, "-m", "airflow", "api-server", "--host", LOOPBACK, "--port", str(port), "--apps", "core"]
+    run_python(environment, "-m", "airflow", "db", "migrate")
+    run_python(environment, "-c", "from tests.support.page_answers import make; make()")
+    return environment
+
+
+def run_python(environment: dict[str, str], *arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], env=environment, cwd=CHECKOUT, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str]) -> Iterator[str]:
+    """Give the address of an API server, whose Airflow has nothing else."""
+    home, url = Path(environment["AIRFLOW_HOME"]), environment["AIRFLOW__API__BASE_URL"]
+    port = str(urlsplit(url).port)
+    command = [sys.executable, "-m", "airflow", "api-server", "--host", LOOPBACK, "--port", port, "--apps", "core"]
     with (home / "server.log").open("wb") as log:
         process = subprocess.Popen([*command, "--workers", "1"], env=environment, cwd=CHECKOUT, stdout=log, stderr=log)
         try:
@@ -314,3 +326,23 @@ def test_what_a_table_holds_is_shown_and_whatever_records_hold_is_text(visit: Vi
     page.get_by_role("link", name="All streams").click()
     page.get_by_role("link", name="orders → lake.lands").click()
     expect(page.get_by_text("nothing has looked into this table yet")).to_be_visible()
+
+
+# The last test: the other tests count the streams.
+def test_a_report_that_could_not_be_read_has_no_figures(environment: dict[str, str], visit: Visit) -> None:
+    run_python(environment, "-c", "from tests.support.page_answers import make_unreadable; make_unreadable()")
+    visit.list()
+    page = visit.page
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="odd → lake.unreadable"))
+    expect(row).to_contain_text("could not be read")
+    # No 0 of the landing: nobody knows. The open ones are the table's.
+    expect(row.locator('[data-label="Rejected then"]')).to_have_text("12 open")
+    visit.look("unreadable-list")
+    page.get_by_role("link", name="odd → lake.unreadable").click()
+    problem = "rejected is 'many', not a number of 64 bits"
+    expect(page.get_by_role("cell", name=f"could not be read: {problem}")).to_be_visible()
+    expect(page.get_by_text("No landing has reported offsets that can be read.")).to_be_visible()
+    expect(page.locator(".ls").get_by_role("img")).to_have_count(0)
+    contents = r"The report of watches .* ago could not be read: files is 'three', not a mapping\."
+    expect(page.get_by_text(re.compile(contents))).to_be_visible()
+    visit.look("unreadable")

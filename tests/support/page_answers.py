@@ -180,6 +180,31 @@ def make() -> None:
             land(session, "secret", "secret", run_id, landed, told)
 
 
+def make_unreadable() -> None:
+    """Make a stream of which neither the report of the landing nor that of the table's contents can be read."""
+    from airflow.providers.standard.operators.empty import EmptyOperator
+    from airflow.sdk import DAG
+    from airflow.utils.session import create_session
+
+    from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+    from airflow_lakestream.operators.table_contents import TableContentsOperator
+
+    table, at = "lake.unreadable", NOW + timedelta(minutes=30)
+    with DAG("unreadable", schedule=None) as unreadable:
+        KafkaExtractOperator(task_id="land", topic="odd", table=table)
+    with DAG("watches", schedule=None) as watches:
+        TableContentsOperator.partial(task_id="looks_inside").expand_kwargs(EmptyOperator(task_id="streams").output)
+    told = report("odd", table, 0, 3, rejected="many")
+    inside = {**contents("unreadable", "a record"), "files": "three"}
+    listed = [{"table": table, "consumer_group": "unreadable"}]
+    pushed = [("streams", -1, "return_value", listed), ("looks_inside", 0, "return_value", inside)]
+    with create_session() as session:
+        for dag in (unreadable, watches):
+            know(session, dag)
+        run(session, "unreadable", {"land": "success"}, at, [("land", -1, "return_value", told)])
+        run(session, "watches", {"streams": "success"}, at, pushed, mapped={"looks_inside": ["success"]})
+
+
 def _content(answer: Any) -> Any:
     is_json = answer.headers.get("content-type", "").startswith("application/json")
     return answer.json() if is_json else answer.text

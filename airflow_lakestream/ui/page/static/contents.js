@@ -54,7 +54,8 @@ export const Contents = ({ report, supervisors: [dag] }) => {
   const task = h(Link, { to: runPath(report, report) }, report.dag_id);
   const seen = report.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),
-    h("p", { className: "muted" }, seen ? "As seen by " : report.problem ? "The report could not be read: by " : "The table could not be looked at by ", task, " ", h(Ago, report), report.problem ? `: ${report.problem}.` : "."),
+    h("p", { className: report.problem ? "error" : "muted" }, seen ? "As seen by " : report.problem ? "The report of " : "The table could not be looked at by ", task, " ", h(Ago, report),
+      report.problem ? ` could not be read: ${report.problem}.` : "."),
     !seen ? null : h(Fragment, null, h(Files, seen), h(Snapshots, seen),
       h("h2", null, "Rejected records"), h(Rejects, seen)));
 };

@@ -12,6 +12,8 @@ export const lagOf = (stream) => {
 };
 // Rejected records of the table that were not landed again.
 const openRejects = (stream) => stream.supervised?.open_rejects ?? 0;
+// A figure of the last landing, or null if it is unknown: a report that could not be read has none.
+const landed = (stream, name) => (stream.landing?.problem ? null : stream.landing?.[name] ?? null);
 export const leftOf = (stream) => value(stream, "retention", "time_left");
 
 const sum = (rows) => rows.reduce((all, one) => all + one, 0);
@@ -22,9 +24,9 @@ const COLUMNS = [
   ["Engine", (s) => s.engine],
   ["Lag", lagOf, "figure"],
   ["Last landing", (s) => (s.landing ? -Date.parse(s.landing.at) : null)],
-  ["Rows", (s) => (s.landing?.problem ? null : s.landing?.rows ?? null), "figure"],
+  ["Rows", (s) => landed(s, "rows"), "figure"],
   ["Rows an hour", (s) => (s.hours ? sum(s.hours) : null), "figure"],
-  ["Rejected then", (s) => openRejects(s) || (s.landing?.rejected ?? null), "figure"],
+  ["Rejected then", (s) => openRejects(s) || landed(s, "rejected"), "figure"],
   ["Time left in Kafka", leftOf, "figure"],
   ["Next run", (s) => (s.next_run ? Date.parse(s.next_run) : null)],
 ];
@@ -58,9 +60,9 @@ const Row = ({ stream, to, say }) => {
     cell("Engine", stream.engine),
     cell("Lag", figure(lagOf(stream)), "figure"),
     cell("Last landing", stream.landing ? h(Link, { to: runPath(stream, stream.landing) }, h(Ago, stream.landing)) : "none"),
-    cell("Rows", stream.landing?.problem ? h("span", { className: "error" }, "could not be read") : figure(stream.landing?.rows), "figure"),
+    cell("Rows", stream.landing?.problem ? h("span", { className: "error", title: stream.landing.problem }, "could not be read") : figure(landed(stream, "rows")), "figure"),
     cell("Rows an hour", h(ByHour, stream), "figure"),
-    cell("Rejected then", h(Fragment, null, figure(stream.landing?.rejected),
+    cell("Rejected then", h(Fragment, null, figure(landed(stream, "rejected")),
       openRejects(stream) ? h("div", { className: "muted" }, `${figure(openRejects(stream))} open`) : null), "figure"),
     cell("Time left in Kafka", span(leftOf(stream)), "figure"),
     cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : h("span", { className: "whole" }, scheduleOf(stream))),

@@ -27,7 +27,9 @@ const Bar = ({ bar }) => {
 const newest = (count) => (count === 1 ? "the last landing" : `the last ${figure(count)} landings`);
 
 const Rows = ({ landings }) => {
-  const shown = landings.slice(0, 60).reverse();
+  // A report that could not be read has no rows to draw.
+  const shown = landings.filter((one) => !one.problem).slice(0, 60).reverse();
+  if (shown.length === 0) return null;
   const top = Math.max(1, ...shown.map((one) => one.rows));
   const text = `Rows of ${newest(shown.length)}, the newest on the right, at most ${figure(top)}`;
   return h(Fragment, null, h("div", { className: "muted" }, text), h("svg", {
@@ -77,7 +79,7 @@ export const OneStream = ({ dagId, taskId, table, back }) => {
       h("div", { className: "tools" }, h(State, answer), h(RunNow, { stream: answer, say }), h("button", { type: "button", onClick: again }, "Look again")),
       said, h(Why, { stream: answer }), h(Facts, { stream: answer }), h(Backfill, { stream: answer }), h(Presses, { stream: answer }),
       h("h2", null, "Offsets"),
-      answer.offsets.length === 0 ? h("p", { className: "muted" }, "No landing is known yet.") : h(Fragment, null,
+      answer.offsets.length === 0 ? h("p", { className: "muted" }, answer.landings.length === 0 ? "No landing is known yet." : "No landing has reported offsets that can be read.") : h(Fragment, null,
         h("p", { className: "muted" }, `Of ${newest(answer.landings.length)}.`, h("span", { className: "key landed" }), "landed",
           h("span", { className: "key hole" }), "hole", h("span", { className: "key lost" }), "lost"),
         answer.offsets.map((bar) => h(Bar, { key: `${bar.topic} ${bar.partition}`, bar }))),
