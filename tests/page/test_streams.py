@@ -328,9 +328,17 @@ def test_what_a_table_holds_is_shown_and_whatever_records_hold_is_text(visit: Vi
     expect(page.get_by_text("nothing has looked into this table yet")).to_be_visible()
 
 
-# The last test: the other tests count the streams.
-def test_a_report_that_could_not_be_read_has_no_figures(environment: dict[str, str], visit: Visit) -> None:
+@pytest.fixture
+def unreadable(environment: dict[str, str]) -> Iterator[None]:
+    """Give a stream with reports that can't be read; the other tests count the streams, so it goes afterwards."""
     run_python(environment, "-c", "from tests.support.page_answers import make_unreadable; make_unreadable()")
+    yield
+    for dag in ("unreadable", "watches"):
+        run_python(environment, "-m", "airflow", "dags", "delete", "--yes", dag)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_report_that_could_not_be_read_has_no_figures(visit: Visit) -> None:
     visit.list()
     page = visit.page
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="odd → lake.unreadable"))
