@@ -49,7 +49,10 @@ NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 PLACE = "_cdc_place"
 # Of a plain record with only some of the fields: the columns that it gives; see `cdc.events.presence`.
 GIVEN = "_cdc_given"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, TIME, *NOTES)
+# Of a document with several changed rows: the events after its first one, with their own columns; see
+# `cdc.events.documents`.
+REST = "_cdc_rest"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, REST, TIME, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"

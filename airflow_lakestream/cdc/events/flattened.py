@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.types as t
 from airflow_lakestream.cdc.events.decoder import is_streamed, log_places
 from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows
 from airflow_lakestream.decode.connect.debezium import IMAGES
+from airflow_lakestream.decode.connect.debezium_own import OF_CANAL, OF_MAXWELL, RecordForm
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import one_array
 
@@ -67,6 +68,22 @@ class FlattenedRecords:
     def times(self) -> pa.Array:
         """Return the times of the changes in microseconds; null without one."""
         return pc.multiply(self._column(TIME_FIELD, pa.int64()), 1000)
+
+    def forms(self) -> Iterator[tuple[RecordForm, Mask]]:
+        """Yield the forms of records that belong neither among flattened nor among plain ones, with their masks."""
+        yield RecordForm.DEBEZIUM, self.whole_events()
+        names = [self._column(name) for name in ("database", "table", "type")]
+        columns = [one for one in names if one is not None and t.is_string(one.type)]
+        if len(columns) < len(names):
+            return
+        mask = np.logical_and.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in columns])
+        for form, members in ((RecordForm.CANAL, OF_CANAL), (RecordForm.MAXWELL, OF_MAXWELL)):
+            found = np.zeros(len(self.rows), np.bool_)
+            for name in members:
+                if (column := self._column(name)) is not None:
+                    found |= column.is_valid().to_numpy(zero_copy_only=False)
+            yield form, mask & found
+            mask &= ~found
 
     def whole_events(self) -> Mask:
         """Return a mask of the records that are whole events, which do not belong among flattened ones."""

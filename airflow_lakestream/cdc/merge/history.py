@@ -268,8 +268,9 @@ class _ChangedRows:
         """Return the changed ones of all versions."""
         own, hits = found.known, np.maximum(found.hits, 0)
         is_same = (found.hits >= 0) & (found.sources == found.hits)
-        for name in ("firsts", "lasts", "ends", "is_open"):
-            same = getattr(own, name) == getattr(known, name)[hits] if len(known.keys) else np.zeros(0, np.bool_)
+        # Without a row there is none, as of a truncation alone.
+        for name in ("firsts", "lasts", "ends", "is_open") if len(known.keys) else ():
+            same = getattr(own, name) == getattr(known, name)[hits]
             is_same &= same.reshape(len(hits), -1).all(axis=1)
         changed = np.flatnonzero(~own.gone & ~is_same)
         out, replaced = np.zeros(known.hits, np.bool_), found.hits[changed]

@@ -12,12 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, TIME, VERSION, order_columns
-from airflow_lakestream.cdc.events.apart import StagedEvents
-from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
-from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
+from airflow_lakestream.cdc.columns import (
+    COMMIT,
+    GIVEN,
+    OF_EVENTS,
+    OFFSET,
+    OP,
+    PARTITION,
+    POSITION,
+    TIME,
+    TRANSACTION,
+    VERSION,
+    order_columns,
+)
+from airflow_lakestream.cdc.events.apart import StagedEvents, is_staged
+from airflow_lakestream.cdc.events.provenance import is_serial
+from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind, fits
+from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each, keys_of
+from airflow_lakestream.cdc.keys.images import PreviousEvents, image_columns, images, is_placeholder, zero_keys
 from airflow_lakestream.cdc.keys.order import settled
-from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.partial import PartialRecords
@@ -113,7 +126,7 @@ def newest(
     judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
-    sent = sent_guards(rows, key, judge)
+    sent = _sent_guards(rows, key, judge)
     # 4. Take each key's last event, and the event with the row's values.
     last, contents = _last_of_each(rows, key)
     if not strategy.keeps_deleted:
@@ -191,7 +204,7 @@ def every_event(
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
     guards = {at: [guard] for at, guard in in_order.guards.items()}
-    for at, own in find_keys(rows, key, sent := sent_guards(rows, key, judge)):
+    for at, own in find_keys(rows, key, sent := _sent_guards(rows, key, judge)):
         if rows[OP][at].as_py() == "d" and versions(rows.slice(at, 1))[0][:2] == sent[own].since:
             guards.setdefault(at, []).append(sent[own])
     moved = tuple(_last_deletes(rows, np.arange(len(rows))))
@@ -232,7 +245,7 @@ def _guards(
     """Return the guards by the index of each key's last event. Raises MirrorStopped if no row of the table can decide.
 
     :param last: the index of each key's last event among the events.
-    :param sent: from `sent_guards`.
+    :param sent: from `_sent_guards`.
     :param in_order: from `settled`, by the index of an event.
     """
     guards: dict[int, list[DeletionGuard]] = {}
@@ -310,3 +323,58 @@ def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table
             column = rows[name].take(pa.array(last))
             found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
     return found
+
+
+def _sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[Key, DeletionGuard]:
+    """Return guards for deletions whose key may be wrong, by key, to check against the table's rows.
+
+    Debezium puts zeros in place of a key not sent by PostgreSQL. Raises MirrorStopped if another event of the batch
+    shows that the key is wrong.
+
+    With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
+    deleted row's values. But a row whose key is zero may really be meant: then that row has these values.
+
+    :param rows: in the order of their versions.
+    :param key: the columns of the mirror's key.
+    :param judge: makes the errors.
+    """
+    if is_serial(rows) or is_staged(rows):
+        # Such a log has the whole row; without values, each deletion is as of the default replica identity.
+        return {}
+    deletes = pc.equal(rows[OP], "d").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
+    doubtful = np.flatnonzero(deletes)
+    is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)
+    if not is_zero.any():
+        return {}
+    found: dict[Key, DeletionGuard] = {}
+    columns = image_columns(rows, key)
+    # Checked one by one: the replica identity may change between transactions.
+    wanted: list[int] = doubtful[is_zero].tolist()
+    events = PreviousEvents(rows, key, wanted)
+    for at in wanted:
+        row = rows.slice(at, 1)
+        image = images(row, columns)[0]
+        if all(is_placeholder(value) for value in image.values()):
+            # As of the default replica identity, which sends the key and nothing else.
+            continue
+        since = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
+        guard = DeletionGuard(GuardKind.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)
+        own = keys_of(row, key)[0]
+        earlier = events.of(at)
+        if earlier is None:
+            found.setdefault(own, guard)
+            continue
+        before = rows.slice(earlier, 1)
+        if _transaction(before) == _transaction(row):
+            # `order` decides about a transaction's own rows.
+            continue
+        is_repeated = (before[COMMIT][0].as_py(), before[POSITION][0].as_py()) == since
+        is_gone = before[OP][0].as_py() in ("d", "t")
+        if not is_repeated and (is_gone or not fits(images(before, columns)[0], image)):
+            raise judge.not_sent(guard)
+    return found
+
+
+def _transaction(row: pa.Table) -> object:
+    number = row[TRANSACTION][0].as_py() if TRANSACTION in row.column_names else None
+    return row[COMMIT][0].as_py() if number is None else number
