@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.cdc.columns import COMMIT, MILLIS, POSITION, READ, REST, TRANSACTION
+from airflow_lakestream.cdc.columns import COMMIT, MILLIS, POSITION, READ, TRANSACTION
 from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.log_state import SERIAL
+from airflow_lakestream.cdc.events.provenance import nested
 from airflow_lakestream.cdc.stops import forms_mixed
 from airflow_lakestream.core.policies import DocumentEnvelope
 from airflow_lakestream.core.records import RawBatch
@@ -247,8 +248,8 @@ class DocumentPayload(EventPayload):
         )
 
     @property
-    def form(self) -> str:
-        """The form of records, as errors name it."""
+    def record_form(self) -> RecordForm | None:
+        """The form of records."""
         return DOCUMENTS[self.program]
 
     def defines_columns(self, first: RawBatch) -> bool:
@@ -267,7 +268,7 @@ class DocumentPayload(EventPayload):
             bad = found.bad[0]
             where = f"{first.topic}[{first.partition}] offset {first.offsets[bad.index]}"
             raise InvalidArgument(
-                "envelope", f"{where} is not {self.form}: {bad.reason}.", "Correct envelope, or topic."
+                "envelope", f"{where} is not {self.record_form}: {bad.reason}.", "Correct envelope, or topic."
             )
         return self.events.value_columns(found.batch)
 
@@ -309,9 +310,11 @@ class DocumentPayload(EventPayload):
     def _read(self, batch: RawBatch, place: int, value: bytes, key: bytes | None) -> DocumentChanges | None:
         document = parse_object(value)
         form = form_of(document)
-        if form != self.form and (form != RecordForm.PLAIN or sum(one in document for one in (*_COMMON, "data")) < 2):
+        if form != self.record_form and (
+            form != RecordForm.PLAIN or sum(one in document for one in (*_COMMON, "data")) < 2
+        ):
             where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
-            raise forms_mixed(self.names.table, where, form, self.form)
+            raise forms_mixed(self.names.table, where, form, self.record_form)
         return RULES[self.program].read(document, key)
 
     def _folded(self, found: DocumentChanges) -> Sequence[tuple[str, Row]]:
@@ -424,7 +427,7 @@ class DocumentDecoder:
         of = found.of[all_but(len(found.of), [one.index for one in decoded.bad])]
         good = good_mask(len(batch), bad)[of]
         rows, of = (decoded.rows, of) if good.all() else (decoded.rows.filter(pa.array(good)), of[good])
-        return DecoderResult(_nested(_placed(rows), of), [bad[place] for place in sorted(bad)], found.filtered)
+        return DecoderResult(nested(_placed(rows), of), [bad[place] for place in sorted(bad)], found.filtered)
 
 
 def _in_document(reason: str) -> str:
@@ -440,18 +443,3 @@ def _placed(rows: pa.Table) -> pa.Table:
         rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), place)
     serial = pa.repeat(pa.scalar(SERIAL, pa.int64()), len(rows))
     return rows.set_column(rows.column_names.index(TRANSACTION), rows.schema.field(TRANSACTION), serial)
-
-
-def _nested(rows: pa.Table, of: Indices) -> pa.Table:
-    """Return a row for each document; the rows after its first one are in `REST`, as `provenance.expanded` reads them.
-
-    :param of: for each row the position of its document; rising.
-    """
-    first = np.flatnonzero(np.diff(of, prepend=-1))
-    if len(first) == len(of):
-        return rows
-    later = rows.take(pa.array(np.setdiff1d(np.arange(len(of)), first)))
-    ends = np.cumsum(np.diff(first, append=len(of)) - 1)
-    members = pa.StructArray.from_arrays([one_array(one) for one in later.columns], fields=list(later.schema))
-    rest = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), members)
-    return rows.take(pa.array(first)).append_column(REST, rest)

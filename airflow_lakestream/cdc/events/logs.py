@@ -133,7 +133,7 @@ def place_documents(
     wrong = np.flatnonzero(~is_read & (has_place if order is DocumentOrder.OFFSET else ~has_place))
     if len(wrong):
         has = "no position in the log" if order is DocumentOrder.LOG else "a position in the log"
-        raise stop(int(wrong[0]), f"the document has {has}, unlike others before or beside it: they have no order.")
+        raise stop(int(wrong[0]), f"the document has {has}, unlike the others: they have no order.")
     if order is not DocumentOrder.LOG or not is_read.any():
         return events, order
     commits = events[COMMIT].to_numpy().copy()

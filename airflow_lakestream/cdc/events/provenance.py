@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -99,6 +100,21 @@ def expanded(rows: pa.Table) -> pa.Table:
     # As Debezium does when its own key changes: the created row keeps the values that it leaves out.
     new = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
     return pa.concat_tables([old, new]).drop_columns(old_columns)
+
+
+def nested(rows: pa.Table, of: npt.NDArray[np.int64]) -> pa.Table:
+    """Return a row for each document; the rows after its first one are in `REST`; `expanded` makes events of them.
+
+    :param of: for each row the position of its document; rising.
+    """
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    if len(first) == len(of):
+        return rows
+    later = rows.take(pa.array(np.setdiff1d(np.arange(len(of)), first)))
+    ends = np.cumsum(np.diff(first, append=len(of)) - 1)
+    members = pa.StructArray.from_arrays([one_array(one) for one in later.columns], fields=list(later.schema))
+    rest = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), members)
+    return rows.take(pa.array(first)).append_column(REST, rest)
 
 
 def _with_rest(rows: pa.Table) -> pa.Table:
