@@ -248,7 +248,7 @@ class DocumentPayload(EventPayload):
         )
 
     @property
-    def record_form(self) -> RecordForm | None:
+    def record_form(self) -> RecordForm:
         """The form of records."""
         return DOCUMENTS[self.program]
 
@@ -310,9 +310,9 @@ class DocumentPayload(EventPayload):
     def _read(self, batch: RawBatch, place: int, value: bytes, key: bytes | None) -> DocumentChanges | None:
         document = parse_object(value)
         form = form_of(document)
-        if form != self.record_form and (
-            form != RecordForm.PLAIN or sum(one in document for one in (*_COMMON, "data")) < 2
-        ):
+        # An object with some of the members is a document with a fault.
+        is_like = form is RecordForm.PLAIN and sum(one in document for one in (*_COMMON, "data")) >= 2
+        if form is not self.record_form and not is_like:
             where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
             raise forms_mixed(self.names.table, where, form, self.record_form)
         return RULES[self.program].read(document, key)

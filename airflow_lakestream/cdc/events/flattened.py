@@ -13,7 +13,7 @@ import pyarrow.types as t
 from airflow_lakestream.cdc.events.decoder import is_streamed, log_places
 from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows
 from airflow_lakestream.decode.connect.debezium import IMAGES
-from airflow_lakestream.decode.connect.debezium_own import OF_CANAL, OF_MAXWELL, RecordForm
+from airflow_lakestream.decode.connect.debezium_own import RecordForm
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import one_array
 
@@ -76,14 +76,12 @@ class FlattenedRecords:
         columns = [one for one in names if one is not None and t.is_string(one.type)]
         if len(columns) < len(names):
             return
-        mask = np.logical_and.reduce([one.is_valid().to_numpy(zero_copy_only=False) for one in columns])
-        for form, members in ((RecordForm.CANAL, OF_CANAL), (RecordForm.MAXWELL, OF_MAXWELL)):
-            found = np.zeros(len(self.rows), np.bool_)
-            for name in members:
-                if (column := self._column(name)) is not None:
-                    found |= column.is_valid().to_numpy(zero_copy_only=False)
-            yield form, mask & found
-            mask &= ~found
+        for form, members in ((RecordForm.CANAL, ("isDdl", "es")), (RecordForm.MAXWELL, ("data", "ts"))):
+            more = [one for name in members if (one := self._column(name)) is not None]
+            # A plain record may have the names of Maxwell, and no row in `data`.
+            if len(more) == len(members) and (form is RecordForm.CANAL or t.is_struct(more[0].type)):
+                there = [one.is_valid().to_numpy(zero_copy_only=False) for one in (*columns, *more)]
+                yield form, np.logical_and.reduce(there)
 
     def whole_events(self) -> Mask:
         """Return a mask of the records that are whole events, which do not belong among flattened ones."""

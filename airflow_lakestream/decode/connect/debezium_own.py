@@ -36,8 +36,8 @@ class RecordForm(StrEnum):
 
 
 _OF_DOCUMENTS = ("database", "table", "type")
-OF_CANAL = ("isDdl", "mysqlType", "sqlType", "pkNames", "es")
-OF_MAXWELL = ("data", "ts")
+_OF_CANAL = ("isDdl", "mysqlType", "sqlType", "pkNames", "es")
+_OF_MAXWELL = ("data", "ts")
 
 
 def form_of(document: Mapping[str, Any]) -> RecordForm:
@@ -50,9 +50,9 @@ def form_of(document: Mapping[str, Any]) -> RecordForm:
     if names & {"__deleted", "__op"} or any(name.startswith("__source_") for name in names):
         return RecordForm.FLATTENED
     if all(isinstance(document.get(name), str) for name in _OF_DOCUMENTS):
-        if names & {*OF_CANAL}:
+        if names & {*_OF_CANAL}:
             return RecordForm.CANAL
-        return RecordForm.MAXWELL if names & {*OF_MAXWELL} else RecordForm.PLAIN
+        return RecordForm.MAXWELL if names & {*_OF_MAXWELL} else RecordForm.PLAIN
     return RecordForm.PLAIN
 
 
