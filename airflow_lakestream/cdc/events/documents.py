@@ -60,6 +60,8 @@ _CANAL_OPS = {"INSERT": "c", "UPDATE": "u", "DELETE": "d"}
 _CANAL_SKIPPED = {"CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX"}
 _CANAL_SKIPPED |= {"GTID", "XACOMMIT", "XAROLLBACK", "MHEARTBEAT"}
 _TRUNCATE = "TRUNCATE"
+# Digits of a time in seconds.
+_SECONDS = 11
 
 
 def _of_maxwell(document: Row, key: bytes | None) -> DocumentChanges | None:
@@ -75,8 +77,7 @@ def _of_maxwell(document: Row, key: bytes | None) -> DocumentChanges | None:
     if kind not in _MAXWELL_OPS:
         raise Misfit(f"type: {kind!r} is no type of Maxwell's documents")
     row, old = _row(document.get("data"), "data"), _row(document.get("old") or {}, "old", may_be_empty=True)
-    _check_old(row, old, "old")
-    source = {"db": database, "table": table, "ts_ms": 1000 * _integer(document, "ts")}
+    source: dict[str, Json] = {"db": database, "table": table, "ts_ms": 1000 * _integer(document, "ts", _SECONDS)}
     if kind != "bootstrap-insert" and document.get("position") is not None:
         found = _POSITION.fullmatch(_text(document, "position"))
         if found is None:
@@ -84,7 +85,10 @@ def _of_maxwell(document: Row, key: bytes | None) -> DocumentChanges | None:
         last = _LAST_ROW if document.get("commit") is True else 0
         number = last if document.get("xoffset") is None else _integer(document, "xoffset")
         source |= {"file": found["file"], "pos": int(found["byte"]), "row": number}
-        source |= {"gtid": document.get("gtid"), "server_id": document.get("server_id")}
+        if document.get("gtid") is not None:
+            source["gtid"] = _text(document, "gtid")
+        if document.get("server_id") is not None:
+            source["server_id"] = _integer(document, "server_id")
     names = document.get("primary_key_columns")
     columns = _names(names, "primary_key_columns") if names else _in_key(key, row)
     return DocumentChanges([(_MAXWELL_OPS[kind], row, old)], source, columns)
@@ -119,7 +123,7 @@ def _of_canal(document: Row, key: bytes | None) -> DocumentChanges | None:
         raise Misfit(f"isDdl: it is {describe(document.get('isDdl'))}, not a boolean")
     if kind != _TRUNCATE and (document["isDdl"] or kind in _CANAL_SKIPPED):
         return None
-    source = {"db": database, "table": table, "ts_ms": _integer(document, "es")}
+    source = {"db": database, "table": table, "ts_ms": _integer(document, "es", _SECONDS + 3)}
     if kind == _TRUNCATE:
         return DocumentChanges([("t", {}, {})], source, None)
     if kind not in _CANAL_OPS:
@@ -133,7 +137,8 @@ def _of_canal(document: Row, key: bytes | None) -> DocumentChanges | None:
     changes = []
     for number, (one, old) in enumerate(zip(data, olds, strict=True)):
         row, before = _row(one, f"data[{number}]"), _row(old or {}, f"old[{number}]", may_be_empty=True)
-        _check_old(row, before, f"old[{number}]")
+        if lacking := sorted(before.keys() - row.keys()):
+            raise Misfit(f"old[{number}]: it has the column {lacking[0]}, and data lacks it")
         changes.append((_CANAL_OPS[kind], row, before))
     names = document.get("pkNames")
     return DocumentChanges(changes, source, _names(names, "pkNames") if names else None)
@@ -146,9 +151,9 @@ def _text(document: Row, name: str) -> str:
     return found
 
 
-def _integer(document: Row, name: str) -> int:
+def _integer(document: Row, name: str, digits: int = 18) -> int:
     found = document.get(name)
-    if not (isinstance(found, JsonNumber) and found.is_integer_literal and len(found) < 17):
+    if not (isinstance(found, JsonNumber) and found.is_integer_literal and len(found) <= digits):
         raise Misfit(f"{name}: it is {describe(found)}, not an integer")
     return int(found)
 
@@ -163,11 +168,6 @@ def _row(found: Json, name: str, *, may_be_empty: bool = False) -> Row:
     if not isinstance(found, dict) or not (found or may_be_empty):
         raise Misfit(f"{name}: it is {describe(found)}, not an object with the columns of a row")
     return found
-
-
-def _check_old(row: Row, old: Row, name: str) -> None:
-    if lacking := sorted(old.keys() - row.keys()):
-        raise Misfit(f"{name}: it has the column {lacking[0]}, and data lacks it")
 
 
 @dataclass(frozen=True)

@@ -390,6 +390,14 @@ def test_a_given_key_may_be_another_than_the_databases_and_renamed(lake: GivenLa
     assert sorted(row["name"] for row in rows_of(lake)) == ["b", "c"]
 
 
+def test_a_column_that_became_null_may_be_left_out_of_maxwells_row(lake: GivenLake) -> None:
+    # As with output_nulls=false.
+    insert = {"database": "a", "table": "b", "type": "insert", "ts": 1, "data": {"id": 1, "n": 2, "s": "x"}}
+    update = insert | {"type": "update", "data": {"id": 1, "s": "y"}, "old": {"n": 2, "s": "x"}}
+    lake.land([text(insert), text(update)], envelope="maxwell", key=["id"])
+    assert rows_of(lake) == [{"id": 1, "n": None, "s": "y"}]
+
+
 def canals(**more: Any) -> Row:
     return OF_CANAL | more
 
@@ -411,13 +419,16 @@ def maxwells(**more: Any) -> Row:
         ("maxwell", maxwells(primary_key_columns="id"), "primary_key_columns: it is the string 'id', not an array"),
         ("maxwell", maxwells(primary_key_columns=...), "it names no columns of a key: let Maxwell write"),
         ("maxwell", maxwells(data={"id": 1}), "data.c: null or missing, and the mirror's key needs a value"),
-        ("maxwell", maxwells(type="update", old={"x": 1}), "old: it has the column x, and data lacks it"),
+        ("maxwell", maxwells(type="update", old=[1]), "old: it is an array, not an object with the columns of a row"),
+        ("maxwell", maxwells(ts=10**12), "ts: it is the number 1000000000000, not an integer"),
+        ("maxwell", maxwells(server_id="a"), "server_id: it is the string 'a', not an integer"),
         ("maxwell", maxwells(data={"id": "one", "c": "x"}), "data.id: is the string 'one', not a number"),
         ("maxwell", [1], "the document is an array, not an object"),
         ("canal", canals(type="REPLACE"), "type: 'REPLACE' has no rows; let MySQL write them, by binlog_format=ROW"),
         ("canal", canals(data=None), "data: it is null, not an array of rows; let MySQL write them"),
         ("canal", canals(data=[1]), "data\\[0\\]: it is the number 1, not an object with the columns of a row"),
         ("canal", canals(old=[{}, {}]), "old: it is an array, not an array with an item for each row of data"),
+        ("canal", canals(old=[{"x": "1"}]), "old\\[0\\]: it has the column x, and data lacks it"),
         ("canal", canals(isDdl=None), "isDdl: it is null, not a boolean"),
         ("canal", canals(es=None), "es: it is null, not an integer"),
         ("canal", canals(pkNames=None), "it names no columns of a key: its table has no primary key"),
