@@ -21,7 +21,12 @@ from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from airflow_lakestream.run import source_audit
+from airflow_lakestream.run.mirror_audit import MirrorAudit
+from airflow_lakestream.run.mirror_tag import MirrorTag
+from airflow_lakestream.run.resnapshot import ResnapshotTables
 from tests.support.given_records import FORMATS, GivenLake
 from tests.support.given_records import Record as GivenRecord
 from tests.support.keyed import Follower, Record, stopped
@@ -569,3 +574,19 @@ def test_settings_that_documents_contradict_are_refused_where_the_dag_is_parsed(
         MirrorConfig(**config)
     with pytest.raises(InvalidArgument, match=re.escape(problem)):
         KafkaMirrorOperator(task_id="t", **config)
+
+
+def test_commands_that_need_events_of_debezium_refuse_documents_and_the_audit_knows_them(lake: GivenLake) -> None:
+    lake.land([text(OF_MAXWELL)], envelope="maxwell", soft_delete=True)
+    refused = "lake.events was made with envelope='maxwell', and this needs events of Debezium"
+    with pytest.raises(InvalidArgument, match=f"table: {refused}"):
+        ResnapshotTables(lake.catalog(), lake.name).design()
+    note = json.loads(lake.iceberg().properties["lakestream.mirror"])
+    with pytest.raises(InvalidArgument, match=refused):
+        source_audit._source_of(lake.name, note, {})
+    audit = MirrorAudit(audit=lake_of(lake.name).part("audit")(table=lake.name, consumer_group="g", full=True))
+    config = audit.config("given", note)
+    assert (config.program, config.soft_delete, config.mirror.key) == ("maxwell", True, None)
+    tag: Any = MirrorTag(tables=[lake.name], name="day", kafka={}, landing={})
+    with pytest.raises(InvalidArgument, match=r"lake\.events is no mirror of Debezium's events"):
+        tag.run(lake.catalog())
