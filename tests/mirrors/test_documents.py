@@ -56,9 +56,8 @@ class Database:
             kind = "insert" if old is None else "delete" if new is None else "update"
             document = {"database": "shop", "table": "orders", "type": kind, "ts": 1_800_000_000 + self._place // 100}
             document |= {"xid": 1, "commit": True, "position": f"bin.000007:{self._place}", "data": row}
-            document |= (
-                {"old": {"id": old, "text": "before"} if old != new else {"text": "before"}} if old and new else {}
-            )
+            if kind == "update":
+                document["old"] = {"text": "before"} | ({} if old == new else {"id": old})
             found.append((row["id"] % PARTITIONS, json.dumps(document)))
         return found
 
