@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,7 @@ def ordered_events(
     order = None
     if design.program is not None and len(events):
         remedy = RULES[design.program].of_order
-        stop = at_event(lambda *place: _without_order(*place, remedy))
+        stop = at_event(partial(_without_order, remedy))
         events, order = place_documents(events, design.document_order, design.logs, stop)
         cuts = np.flatnonzero(pc.equal(events[OP], "t").to_numpy())
         if len(cuts) and partitions > 1:
@@ -67,7 +68,7 @@ def ordered_events(
     return design, events if design.source_tables is None else without_ends(events)
 
 
-def _without_order(mirror: str, topic: str, partition: int, offset: int, problem: str, remedy: str) -> MirrorStopped:
+def _without_order(remedy: str, mirror: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
     return MirrorStopped(mirror, StopReason.ORDER_UNKNOWN, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
 
 
