@@ -500,8 +500,8 @@ def test_a_table_keeps_its_envelope(lake: GivenLake) -> None:
 def test_documents_with_and_without_positions_have_no_order(lake: GivenLake) -> None:
     bare = {name: one for name, one in OF_MAXWELL.items() if name != "position"}
     for first, second, problem in (
-        (OF_MAXWELL, bare, "the document has no position in the log, unlike others"),
-        (bare, OF_MAXWELL, "the document has a position in the log, unlike others"),
+        (OF_MAXWELL, bare, "the document has no position in the log, unlike the others"),
+        (bare, OF_MAXWELL, "the document has a position in the log, unlike the others"),
     ):
         own = GivenLake(lake.folder / problem[17:20], kind=MirrorConfig)
         own.folder.mkdir()
