@@ -49,8 +49,10 @@ NOTES = (LEAVES_OUT, DELETES_HAVE_VALUES, ROW_BYTES)
 PLACE = "_cdc_place"
 # The columns whose fields a plain record has, if records may lack fields; see `cdc.events.presence`.
 GIVEN = "_cdc_given"
+# The events of a document after its first one, if the document has several changed rows; see `cdc.events.documents`.
+REST = "_cdc_rest"
 # The columns of decoded events, next to the columns of the row and of the version.
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, TIME, *NOTES)
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, GIVEN, REST, TIME, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"

@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
-from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, SEQUENCE, TIME, VERSION
-from airflow_lakestream.cdc.events.logs import BinaryLogs
+from airflow_lakestream.cdc.columns import KEY_NAMES, OF_EVENTS, RECORD_KEY, SEQUENCE, TIME, VERSION
+from airflow_lakestream.cdc.events.logs import BinaryLogs, DocumentOrder
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.core.checks import RowChecker
-from airflow_lakestream.core.policies import MergeMode, OutOfRange
+from airflow_lakestream.core.policies import DocumentEnvelope, MergeMode, OutOfRange, ValueEnvelope
 from airflow_lakestream.core.routing import MIRROR, is_of_records
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
@@ -52,6 +52,8 @@ class MirrorDesign:
     :param keeps_absent: for a mirror of plain records, whether fields that a record lacks keep their values.
     :param has_sequence: whether plain records are in the order of bytes: a column of `sequence_by` has no numbers.
     :param history_columns: for a history, the columns whose changes begin versions; empty if each record begins one.
+    :param program: the program whose documents are the events; None for Debezium's events, and for plain records.
+    :param document_order: the order of the documents, as noted with the last landing; None if not known yet.
     """
 
     table: TableDesign
@@ -73,6 +75,19 @@ class MirrorDesign:
     is_flattened: bool = False
     history_columns: tuple[str, ...] = ()
     has_sequence: bool = False
+    program: DocumentEnvelope | None = None
+    document_order: DocumentOrder | None = None
+
+    @property
+    def envelope(self) -> str | None:
+        """The wrapping around the row in records; None for plain records."""
+        flattened = "flattened" if self.is_flattened else None
+        return flattened if self.is_of_records else self.program or ValueEnvelope.DEBEZIUM
+
+    @property
+    def has_record_keys(self) -> bool:
+        """Whether events have the keys of their records, which show the key of a new mirror."""
+        return self.key is None and self.program is None
 
     @property
     def entry_columns(self) -> pa.Schema:
@@ -113,7 +128,7 @@ class MirrorDesign:
             problem = f"{name} exists, and is not a mirror."
             raise InvalidArgument("table", problem, "Choose a table that does not exist yet, or drop it.")
         held = json.loads(note)
-        self._check_source(name, sequence_noted(held))
+        self._check_source(name, sequence_noted(held), str(envelope_noted(held)).capitalize())
         key, rows = tuple(held["key"]), strategy_noted(held)
         if self.key is not None and self.key != key:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
@@ -126,16 +141,15 @@ class MirrorDesign:
         if (insert_only := bool(held.get("insert_only"))) != self.insert_only:
             problem = f"{name} was made with {insert_only}, so its rows are the {_ROWS[insert_only]} of their keys."
             raise InvalidArgument("insert_only", problem, "A table keeps its setting: make a new one for another.")
-        if bool(held.get("flattened")) != self.is_flattened:
-            other = None if self.is_flattened else "flattened"
-            raise InvalidArgument("envelope", f"{name} was made with {other!r}.", "A table keeps its setting.")
+        if (envelope := envelope_noted(held)) != self.envelope:
+            raise InvalidArgument("envelope", f"{name} was made with {envelope!r}.", "A table keeps its setting.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
         logs = BinaryLogs.of_note(held.get("logs"))
         found = replace(self, record_key=record_key, source_table=held.get("source_table"), logs=logs)
-        found = replace(found, has_sequence=SEQUENCE in columns.names)
+        found = replace(found, has_sequence=SEQUENCE in columns.names, document_order=order_noted(held))
         given = self.table.schema
         if given is None:
             return found.with_key(key)
@@ -144,13 +158,14 @@ class MirrorDesign:
         schema = to_schema(pa.schema([*arrow_schema(given), *key_columns]))
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
-    def _check_source(self, name: str, noted: tuple[str, ...] | None) -> None:
+    def _check_source(self, name: str, noted: tuple[str, ...] | None, writer: str) -> None:
         """Refuse a mirror of another kind of source, or in another order. Raises InvalidArgument.
 
         :param noted: the columns that order the mirror's records, as noted; None for a mirror of a database's table.
+        :param writer: the program that wrote the mirror's events.
         """
         if (noted is None) != (self.sequence_by is None):
-            held, asked = ("Debezium's events", "plain records") if noted is None else ("plain records", "events")
+            held, asked = (f"{writer}'s events", "plain records") if noted is None else ("plain records", "events")
             problem = f"{name} is made of {held}, and this run would add {asked}."
             raise InvalidArgument("envelope", problem, "Choose a table that does not exist yet.")
         if noted != self.sequence_by:
@@ -166,7 +181,7 @@ class MirrorDesign:
 
         :param rows: the first events.
         """
-        key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
+        key = self.key or self._key_of(rows, name)
         # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
         row_columns = [one for one in rows.schema if one.name not in (*VERSION, SEQUENCE, *OF_EVENTS, *given.names)]
@@ -179,6 +194,16 @@ class MirrorDesign:
         self.check_key(key, arrow_schema(schema))
         found = replace(self, has_sequence=SEQUENCE in rows.column_names)
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
+
+    def _key_of(self, rows: pa.Table, name: str) -> tuple[str, ...]:
+        """Return the columns of the key as the first events name them. Raises InvalidArgument."""
+        if self.program is None:
+            return tuple(self.renamed.get(column, column) for column in key_of(rows, name))
+        # A document without names of a key is a bad record.
+        named = [text for text in rows[KEY_NAMES].to_pylist() if text is not None]
+        if not named:
+            raise InvalidArgument("key", f"{name} is new, and its documents name no key.", 'Give key, such as ["id"].')
+        return tuple(json.loads(named[0]))
 
     def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
         """Refuse a key with columns of unfit types. Raises InvalidArgument."""
@@ -195,6 +220,7 @@ class MirrorDesign:
         optional |= {"sequence_by": self.sequence_by, "insert_only": self.insert_only or None}
         optional |= {"history": self.rows.keeps_versions or None, "flattened": self.is_flattened or None}
         optional |= {"history_columns": list(self.history_columns) or None}
+        optional |= {"program": self.program, "document_order": self.document_order}
         text = json.dumps(note | {name: value for name, value in optional.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
         metadata_columns = pa.schema([*self.rows.columns, *self._sequence_column])
@@ -207,6 +233,11 @@ class MirrorDesign:
         The note has the present state of the source: its table, the columns of the records' keys, and the binary logs.
         """
         return self if self.key is None else self.with_key(self.key)
+
+
+def order_noted(note: Mapping[str, Any]) -> DocumentOrder | None:
+    """Return the order of a mirror's documents, by the mirror's note; None if unknown, and for other events."""
+    return None if note.get("document_order") is None else DocumentOrder(note["document_order"])
 
 
 def strategy_noted(note: Mapping[str, Any]) -> RowStrategy:
@@ -223,6 +254,21 @@ def key_noted(properties: Mapping[str, str]) -> tuple[str, ...]:
 def sequence_noted(note: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the columns that order a mirror's records, by the mirror's note; None for a database's table."""
     return tuple(note["sequence_by"]) if is_of_records(note) else None
+
+
+def envelope_noted(note: Mapping[str, Any]) -> str | None:
+    """Return the wrapping around the row in a mirror's records, by the mirror's note; None for plain records."""
+    if is_of_records(note):
+        return "flattened" if note.get("flattened") else None
+    return str(note.get("program") or ValueEnvelope.DEBEZIUM)
+
+
+def check_debezium(argument: str, table: str, note: Mapping[str, Any]) -> None:
+    """Refuse a mirror of Maxwell's or Canal's documents. Raises InvalidArgument."""
+    if envelope_noted(note) not in (None, "flattened", ValueEnvelope.DEBEZIUM):
+        problem = f"{table} was made with envelope={envelope_noted(note)!r}, and this needs events of Debezium."
+        remedy = "To read the database again, land a new topic in a new table; to compare rows, audit it with --full."
+        raise InvalidArgument(argument, problem, remedy)
 
 
 def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:

@@ -33,17 +33,17 @@ from airflow_lakestream.cdc.columns import (
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.apart import StagedEvents, ValuesApart, forget, read_bare, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns
-from airflow_lakestream.cdc.events.logs import order_by_log
+from airflow_lakestream.cdc.events.documents import RULES
 from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.merge.newest import NewestEvents, every_event, newest
-from airflow_lakestream.cdc.merge.plain import plain_records
+from airflow_lakestream.cdc.merge.incoming import newest_of_events, ordered_events, plain_records
+from airflow_lakestream.cdc.merge.newest import NewestEvents
 from airflow_lakestream.cdc.merge.pool import MergePool
 from airflow_lakestream.cdc.merge.repair import RowRepair
-from airflow_lakestream.cdc.merge.snapshots import by_version, without_ends
-from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
+from airflow_lakestream.cdc.merge.snapshots import by_version
+from airflow_lakestream.cdc.stops import NEW_TABLE, RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import Sink, TableState
 from airflow_lakestream.exceptions import InvalidArgument
@@ -73,25 +73,12 @@ def follow(
         origins = {TRANSACTION, *_OF_ORIGIN, *(() if design.is_timed else (TIME,))}
         events = events.drop_columns([name for name in events.column_names if name in origins])
         return design.noted(), plain_records(design, events, mirror, topics_of(landing), staged)
-    design = checked(design, events, mirror, landing)
-    events, logs = order_by_log(events, design.logs, partial(_other_log, events, mirror, landing))
-    design = replace(design, logs=logs).noted()
-    if design.source_tables is not None:
-        # With several source tables, the end of one table's snapshot must not delete rows of the other tables.
-        events = without_ends(events)
+    design, topic = checked(design, events, mirror, landing), topics_of(landing)
+    partitions = len({*landing.lows, *pc.unique(events[PARTITION]).to_pylist()})
+    design, events = ordered_events(design, events, mirror, topic, partitions)
     # These columns are not needed any more, and sorting would copy them.
     events = events.drop_columns([name for name in events.column_names if name in _OF_ORIGIN])
-    key, topic, record_key = design.key or (), topics_of(landing), design.record_key or ()
-    if design.rows.keeps_versions:
-        return design, every_event(events, key, mirror, topic, record_key, design.history_columns)
-    batch = newest(events, key, mirror, strategy=design.rows, topic=topic, record_key=record_key, staged=staged)
-    return design, batch
-
-
-def _other_log(events: pa.Table, mirror: str, landing: Landing, index: int, problem: str) -> MirrorStopped:
-    """Return the error for an event of another log, given the event's index."""
-    partition, offset = (events[name][index].as_py() for name in (PARTITION, OFFSET))
-    return order_of_logs_unknown(mirror, topics_of(landing), partition, offset, problem)
+    return design.noted(), newest_of_events(design, events, mirror, topic, staged)
 
 
 log = logging.getLogger(__name__)
@@ -193,7 +180,8 @@ class Mirror(WrappedSink):
         if self.design.is_of_records:
             return state
         schema = None if state.schema is None else event_columns(state.schema)
-        return replace(state, schema=schema, type_remedy=RESNAPSHOT)
+        state = replace(state, schema=schema)
+        return replace(state, type_remedy=RESNAPSHOT) if self.design.program is None else state
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Collect events for the next commit; `identity` is not used, since `commit` gets the topic with the landing.
@@ -272,7 +260,7 @@ class Mirror(WrappedSink):
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # Sorted here: sorting later, while a caller still holds the events, would need the memory twice.
         read = partial(whole_events, self.table.staging.open_file, self.outline() if self._events.files else None)
-        columns, of_records = self._columns_of_events(), self.design.is_of_records
+        columns, of_records = self._columns_of_events(), self.design.is_of_records or self.design.program is not None
         events = by_version(self._events.joined(read, columns, self.name, of_records=of_records))
         if not self.table.is_there and (self.table.restarts_at_commit or self._requested.table.schema is not None):
             # The mirror's own columns are added to the given ones together with its key.
@@ -310,7 +298,7 @@ class Mirror(WrappedSink):
 
     def _columns_of_events(self) -> pa.Schema:
         further = self._requested.rows.further.names
-        return columns_of_events(self.table.columns, further, with_key=self._requested.key is None)
+        return columns_of_events(self.table.columns, further, with_key=self._requested.has_record_keys)
 
     def _grow(self, events: pa.Schema) -> None:
         """Add new columns and wider types of the events to the table with the next commit, and log the changes."""
@@ -334,7 +322,9 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
         return design
     topic = topics_of(landing)
 
-    def stop(reason: StopReason, rows: pa.Table, problem: str, remedy: str = RESNAPSHOT) -> MirrorStopped:
+    again = RESNAPSHOT if design.program is None else f"{NEW_TABLE}."
+
+    def stop(reason: StopReason, rows: pa.Table, problem: str, remedy: str = again) -> MirrorStopped:
         first = _by_offset(rows)
         partition, offset = first[PARTITION][0].as_py(), first[OFFSET][0].as_py()
         return MirrorStopped(mirror, reason, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
@@ -392,7 +382,8 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
     if foreign:
         rows = events.filter(pc.equal(events[TABLE], foreign[0]))
         problem = f"the event comes from the table {foreign[0]}; the mirror is one of {source_table}."
-        raise stop(StopReason.OTHER_TABLE, rows, problem, _REMEDY_TABLE)
+        remedy = _REMEDY_TABLE if design.program is None else RULES[design.program].of_table
+        raise stop(StopReason.OTHER_TABLE, rows, problem, remedy)
     return replace(design, source_table=source_table)
 
 
@@ -423,15 +414,16 @@ def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesi
         names = as_list(text) or []
         if set(names) not in (set(noted), key):
             rows = events.filter(pc.equal(events[KEY_NAMES], text))
-            raise stop(StopReason.KEY_CHANGED, rows, _other_key(noted, names, design.key or ()))
+            raise stop(StopReason.KEY_CHANGED, rows, _other_key(noted, names, design))
     return replace(design, record_key=noted)
 
 
-def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -> str:
+def _other_key(noted: Sequence[str], names: Sequence[str], design: MirrorDesign) -> str:
+    setting = ", or Debezium's message.key.columns" if design.program is None else ""
     now, before = (", ".join(columns) or "no columns" for columns in (names, noted))
     return (
         f"the record's key has {now}; the mirror's records had {before}. The primary key of the database's table was "
-        f"changed, or Debezium's message.key.columns. The mirror goes by {', '.join(key)}."
+        f"changed{setting}. The mirror goes by {', '.join(design.key or ())}."
     )
 
 

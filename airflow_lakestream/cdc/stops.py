@@ -99,6 +99,17 @@ def column_became_wider(table: str, problems: str, *, of_records: bool = False) 
     )
 
 
+def forms_mixed(table: str, where: str, form: str, wanted: str) -> MirrorStopped:
+    """Return the error for a record of another form than the records of its topic.
+
+    :param where: the topic, the partition and the offset.
+    :param form: the form, and `wanted` the form of the topic's records, by `RecordForm`.
+    """
+    problem = f"{where}: it is {form}, and the mirror takes records for {wanted}: two forms in a topic have no order."
+    remedy = "Let each program write a topic of its own, in one form, and land each in a table of its own."
+    return MirrorStopped(table, StopReason.ORDER_UNKNOWN, problem, remedy)
+
+
 def place_unknown(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
     """Return the error for an event of MariaDB without a position in the binary log."""
     return MirrorStopped(

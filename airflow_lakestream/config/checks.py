@@ -9,7 +9,14 @@ from typing import Any
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.setting import RecordEnvelope, RecordMerge
 from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCheck
-from airflow_lakestream.core.policies import SchemaEvolution, ValueFormat, is_given, is_literal
+from airflow_lakestream.core.policies import (
+    UNAVAILABLE,
+    DocumentEnvelope,
+    SchemaEvolution,
+    ValueFormat,
+    is_given,
+    is_literal,
+)
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.lakes import LakeCapability, lake_of
@@ -88,6 +95,8 @@ def check_mirror(given: Mapping[str, Any], *, of_records: bool) -> None:
     :param of_records: whether the mirror is one of plain records, or of flattened events.
     """
     _check_history(given)
+    if given["envelope"] in [*DocumentEnvelope]:
+        _check_documents(given)
     if not of_records:
         return
     if not is_given(given["key"]):
@@ -98,6 +107,16 @@ def check_mirror(given: Mapping[str, Any], *, of_records: bool) -> None:
         _refuse_others("merge", _NOT_WITH_GIVEN, given)
     if given["envelope"] == RecordEnvelope.FLATTENED:
         _refuse_others("envelope", _NOT_WITH_FLATTENED, given)
+
+
+def _check_documents(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that Maxwell's and Canal's documents contradict. Raises InvalidArgument."""
+    value_format, envelope = given["format"], given["envelope"]
+    if is_given(value_format) and is_literal(value_format) and value_format != ValueFormat.JSON:
+        raise InvalidArgument("envelope", f'{envelope!r} goes with format="json", not with {value_format!r}.')
+    if given.get("unavailable_placeholder") not in (None, UNAVAILABLE):
+        problem = f"is Debezium's, and a document of envelope={envelope!r} leaves no value out."
+        raise InvalidArgument("unavailable_placeholder", problem, "Leave it out.")
 
 
 def _check_insert_only(given: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import EventPayload
+from airflow_lakestream.cdc.events.documents import DocumentPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.events.sequence import check_sequence
@@ -23,6 +24,7 @@ from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.checks import LandingChecks
 from airflow_lakestream.core.policies import (
     UNAVAILABLE,
+    DocumentEnvelope,
     KeyFormat,
     MaintainMode,
     MergeMode,
@@ -95,7 +97,7 @@ class MirrorConfig(ExtractConfig):
     def _check_taken(self) -> None:
         """Refuse arguments that are not for a mirror of this kind of records. Raises InvalidArgument."""
         taker = mirror_taker(self.envelope)
-        if not self.is_of_records and choose(ValueEnvelope, "envelope", self.envelope) is not ValueEnvelope.DEBEZIUM:
+        if not self.is_of_records and choose(RecordEnvelope, "envelope", self.envelope) is RecordEnvelope.CONNECT:
             problem = f"{self.envelope!r} is not for a mirror: it follows Debezium's events, or plain records."
             raise InvalidArgument("envelope", problem, 'Set "debezium", or None.')
         for one in fields(self):
@@ -151,11 +153,16 @@ class MirrorConfig(ExtractConfig):
         return self.envelope == RecordEnvelope.FLATTENED
 
     @property
+    def program(self) -> DocumentEnvelope | None:
+        """The program whose documents are the events, or None for Debezium's events and for plain records."""
+        return DocumentEnvelope(str(self.envelope)) if self.envelope in [*DocumentEnvelope] else None
+
+    @property
     def value_envelope(self) -> str | None:
         """The envelope of values; of flattened events, Connect's JSON may be around the row."""
         if self.is_flattened:
             return ValueEnvelope.CONNECT if self.format == ValueFormat.JSON else None
-        return super().value_envelope
+        return ValueEnvelope.DEBEZIUM if self.program is not None else super().value_envelope
 
     @property
     def event_placeholder(self) -> str:
@@ -198,7 +205,8 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def _metadata(self) -> tuple[str, ...]:
-        return ("partition", "offset") if self.key is not None else ("partition", "offset", "key")
+        names_key = self.key is not None or self.program is not None
+        return ("partition", "offset") if names_key else ("partition", "offset", "key")
 
     @property
     def payload(self) -> EventPayload | RecordPayload:
@@ -220,13 +228,9 @@ class MirrorConfig(ExtractConfig):
         }
         if self.is_of_records:
             return self._of_records(formats, common)
-        return EventPayload(
-            **common,
-            envelope=formats.envelope,
-            out_of_range=self.out_of_range,
-            unavailable_placeholder=formats.unavailable_placeholder,
-            stops=self.on_error is OnError.FAIL,
-        )
+        common |= {"envelope": formats.envelope, "out_of_range": self.out_of_range}
+        common |= {"unavailable_placeholder": formats.unavailable_placeholder, "stops": self.on_error is OnError.FAIL}
+        return EventPayload(**common) if self.program is None else DocumentPayload(**common, program=self.program)
 
     def _of_records(self, formats: PayloadFormats, common: Mapping[str, Any]) -> RecordPayload:
         """Return the payload settings of a mirror of plain records, which are rows and not change events."""
@@ -260,7 +264,7 @@ class MirrorConfig(ExtractConfig):
         return ColumnNames(
             self.table,
             arguments.names("rename_columns", self.rename_columns),
-            with_key=self.key is None,
+            with_key=self.key is None and self.program is None,
             rows=self._strategy,
             lake=self.lake,
             of_records=self.is_of_records,
@@ -290,6 +294,7 @@ class MirrorConfig(ExtractConfig):
             keeps_absent=self.merge is RecordMerge.GIVEN,
             is_flattened=self.is_flattened,
             history_columns=self.history_columns or (),
+            program=self.program,
         )
 
     @property

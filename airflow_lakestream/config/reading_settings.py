@@ -124,7 +124,7 @@ SOURCE: Rows = (
         "[envelopes](formats.md#debezium-and-kafka-connect).",
         ValueEnvelope,
         not_for=DECODED,
-        for_mirrors='`"debezium"` for the change events of a database; `None` for plain records, of which the newest of each key is a row: [tables by key](upsert.md); `"flattened"` for [flattened events](upsert.md#flattened-events-of-debezium).',
+        for_mirrors='`"debezium"` for the change events of a database; `None` for plain records, of which the newest of each key is a row: [tables by key](upsert.md); `"flattened"` for [flattened events](upsert.md#flattened-events-of-debezium); `"maxwell"` and `"canal"` for [their JSON](cdc.md#maxwell-and-canal).',
     ),
     Setting(
         "schema_registry",

@@ -54,11 +54,13 @@ class RecordMerge(NamedChoice):
 
 
 class RecordEnvelope(NamedChoice):
-    """Wrapping around the row in a value: `core.policies.ValueEnvelope`, and Debezium's flattened events."""
+    """Wrapping around the row in a value: `core.policies.ValueEnvelope`, and the further ones of mirrors."""
 
     CONNECT = auto()
     DEBEZIUM = auto()
     FLATTENED = auto()
+    MAXWELL = auto()
+    CANAL = auto()
 
 
 class SettingTaker(StrEnum):

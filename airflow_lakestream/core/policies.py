@@ -272,6 +272,13 @@ class ValueEnvelope(NamedChoice):
     DEBEZIUM = "debezium"
 
 
+class DocumentEnvelope(NamedChoice):
+    """A program whose JSON documents wrap the changed rows of a MySQL database, for a mirror."""
+
+    MAXWELL = "maxwell"
+    CANAL = "canal"
+
+
 def check_delimiter(text: str) -> None:
     """Raise InvalidArgument unless the text is an ASCII character fit to separate fields."""
     if not re.fullmatch(r"[\t -~]", text) or text == '"':

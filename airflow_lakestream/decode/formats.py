@@ -25,6 +25,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, EventNaming, flattened
+from airflow_lakestream.decode.connect.debezium_own import RecordForm
 from airflow_lakestream.decode.connect.unavailable import NOTE, UnavailablePolicy, ValuePlaceholder
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
@@ -162,6 +163,11 @@ class PayloadFormats(PayloadSettings):
     def gets_columns(self) -> bool:
         """Whether each field of the row gets a column, even with unknown_fields="ignore"; true for a mirror."""
         return False
+
+    @property
+    def record_form(self) -> RecordForm | None:
+        """The form of records, if an envelope has one of its own."""
+        return RecordForm.DEBEZIUM if self.is_event else None
 
     @property
     def has_operations(self) -> bool:

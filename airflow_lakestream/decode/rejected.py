@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, ReasonKind, kind_of
 from airflow_lakestream.core.names import RecordPart
-from airflow_lakestream.core.policies import ValueEnvelope, ValueFormat
+from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect.debezium_own import RecordForm
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.document import parse_object
@@ -189,7 +190,7 @@ class CauseFinder:
             return 'the values are change events of Debezium: try envelope="debezium"'
         if envelope is None and inner is not document:
             return 'the values are Kafka Connect\'s JSON, with the schema next to the row: try envelope="connect"'
-        if envelope == ValueEnvelope.DEBEZIUM and not is_event:
+        if self.payload.record_form is RecordForm.DEBEZIUM and not is_event:
             return 'the values are not change events of Debezium, and envelope="debezium" was given'
         return self._missing(inner) if isinstance(inner, dict) and not is_event else None
 

@@ -24,7 +24,7 @@ from airflow_lakestream.pipelines.compiled import (
 from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, record_flows, unknown_inputs
 from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.part import ArgumentCollector, plain, seconds_at
-from airflow_lakestream.pipelines.rules import OF_LANDING, OF_WORKS, contradictions
+from airflow_lakestream.pipelines.rules import OF_DOCUMENTS, OF_LANDING, OF_WORKS, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
 from airflow_lakestream.pipelines.yaml_file import FileProblem, Path, PipelineError, YamlDocument
 
@@ -292,8 +292,8 @@ def _add_mode(landing: ArgumentCollector, flow: RecordFlow) -> None:
         landing.add("replace", True, path)
     if mode in MIRROR_MODES:
         landing.drop("envelope")
-    if mode == "upsert":
-        # None is the argument's value here, which `add` would leave out.
+    if mode == "upsert" or (mode in MIRROR_MODES and flow.source.envelope in OF_DOCUMENTS):
+        # None is the argument's value of an upsert, which `add` would leave out.
         landing.values["envelope"], landing.paths["envelope"] = flow.source.envelope, path
 
 

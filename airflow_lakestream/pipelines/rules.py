@@ -331,16 +331,21 @@ def _column_problems(document: YamlDocument, flow: RecordFlow) -> Iterator[FileP
         yield document.problem((*flow.sink_at, "schema"), problem)
 
 
+_OF_UPSERT = (RecordEnvelope.FLATTENED,)
+OF_DOCUMENTS = (RecordEnvelope.MAXWELL, RecordEnvelope.CANAL)
+_OF_MIRROR = (RecordEnvelope.DEBEZIUM, *OF_DOCUMENTS)
+
+
 def _mirror_problems(document: YamlDocument, pipeline: Pipeline, flow: RecordFlow) -> Iterator[FileProblem]:
     is_upsert = flow.sink.mode == "upsert"
     taker = SettingTaker.UPSERT if is_upsert else SettingTaker.MIRROR
     if flow.steps and not is_upsert and (lack := lack_of("mirror", EngineCapability.SQL)):
         yield document.problem(flow.last_at[:1], f"SQL {' '.join(lack)}")
-    if flow.source.envelope not in (None, RecordEnvelope.FLATTENED if is_upsert else RecordEnvelope.DEBEZIUM):
+    if flow.source.envelope not in (None, *(_OF_UPSERT if is_upsert else _OF_MIRROR)):
         problem = (
             "mode: upsert takes plain records, or flattened ones. Leave it out."
             if is_upsert
-            else "a mirror follows Debezium's events."
+            else "a mirror follows Debezium's events, or Maxwell's and Canal's documents."
         )
         yield document.problem((*flow.source_at, "envelope"), problem)
     if is_upsert and getattr(flow.sink, "key", None) is None:

@@ -32,7 +32,7 @@ from airflow_lakestream.audit.keyed import (
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.tally import OffsetTally, TallySegments
-from airflow_lakestream.cdc.design import sequence_noted, strategy_noted
+from airflow_lakestream.cdc.design import envelope_noted, sequence_noted, strategy_noted
 from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.cdc.iceberg import IcebergMirror
@@ -40,13 +40,11 @@ from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.config.decoding import DECODING, OF_ROWS
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.config.setting import RecordEnvelope
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicReplaced
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.policies import ValueEnvelope
 from airflow_lakestream.core.ports import OffsetsGone, RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
@@ -136,10 +134,10 @@ class MirrorAudit:
         :param table: the table to land in.
         """
         user_arguments = {name: value for name, value in self.landing.items() if value is not None}
-        noted: dict[str, Any] = {"envelope": ValueEnvelope.DEBEZIUM, "soft_delete": bool(note["soft_delete"])}
+        envelope = envelope_noted(note)
+        noted: dict[str, Any] = {"envelope": envelope, "soft_delete": bool(note["soft_delete"])}
         if is_of_records(note):
-            envelope = RecordEnvelope.FLATTENED if note.get("flattened") else None
-            noted |= {"envelope": envelope, "key": note["key"], "insert_only": bool(note.get("insert_only"))}
+            noted |= {"key": note["key"], "insert_only": bool(note.get("insert_only"))}
             noted |= {} if envelope else {"sequence_by": sequence_noted(note) or None}
         if strategy_noted(note).keeps_versions:
             noted |= {"history": True, "history_columns": note.get("history_columns")}

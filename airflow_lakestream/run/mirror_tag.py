@@ -31,7 +31,7 @@ from airflow_lakestream.cdc.cut import (
     find_cut,
     take_events,
 )
-from airflow_lakestream.cdc.design import strategy_noted
+from airflow_lakestream.cdc.design import envelope_noted, strategy_noted
 from airflow_lakestream.cdc.events.logs import PLACES_PER_ERA, BinaryLogs
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import SUFFIX
@@ -41,8 +41,9 @@ from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan, check_identity, first_hole, reach
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.names import RecordPart
+from airflow_lakestream.core.policies import ValueEnvelope
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.routing import MIRROR, is_of_records
+from airflow_lakestream.core.routing import MIRROR
 from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
@@ -292,7 +293,7 @@ class MirrorTag:
         except NoSuchTableError:
             raise InvalidArgument("tables", lake_of(name).missing_text(catalog, name)) from None
         note = json.loads(table.properties.get(MIRROR, "null"))
-        if note is None or is_of_records(note):
+        if note is None or envelope_noted(note) != ValueEnvelope.DEBEZIUM:
             problem = f"{name} is no mirror of Debezium's events, which have positions of the database."
             raise InvalidArgument("tables", problem)
         check_tag(table, self.name, replaces=self.replaces)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.design import MirrorDesign, strategy_noted
+from airflow_lakestream.cdc.design import MirrorDesign, check_debezium, strategy_noted
 from airflow_lakestream.cdc.events.whole_snapshot import DebeziumSnapshot, SnapshotSearch, origin_of_topic
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cdc.rows import RowStrategy
@@ -227,6 +227,7 @@ class ResnapshotTables:
         if is_of_records(note):
             problem = f"{table} is a table by key of plain records, which no database can send again."
             raise InvalidArgument("table", problem, "To read the topic from its begin, land it in a new table.")
+        check_debezium("table", table, note)
         if strategy_noted(note).keeps_versions:
             problem = f"{table} has the history of its rows, and other rows would not have the versions before them."
             raise InvalidArgument("table", problem, "Land the topic in a new table.")

@@ -31,7 +31,7 @@ from airflow_lakestream.audit.source_database import (
 )
 from airflow_lakestream.audit.source_engines import MySqlDatabase, PostgresDatabase
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
-from airflow_lakestream.cdc.design import strategy_noted
+from airflow_lakestream.cdc.design import check_debezium, strategy_noted
 from airflow_lakestream.cdc.merge.repair import is_among
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import union
@@ -284,6 +284,7 @@ def _source_of(table: str, note: Mapping[str, Any], landing: Mapping[str, Any]) 
     source = note.get("source_table")
     if is_of_records(note):
         raise InvalidArgument(ARGUMENT, f"{table} is a table by key, not a mirror of a database's table.")
+    check_debezium(ARGUMENT, table, note)
     if not source or landing.get("source_tables"):
         problem = f"{table} has rows of several tables of the database, or none yet."
         raise InvalidArgument(ARGUMENT, problem, "Compare it with its topic: --full.")

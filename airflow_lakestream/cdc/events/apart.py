@@ -30,6 +30,7 @@ from airflow_lakestream.cdc.columns import (
     OLD,
     OP,
     PLACE,
+    REST,
     ROW_BYTES,
     TABLE,
     TRANSACTION,
@@ -175,6 +176,8 @@ def read_bare(
                 raise ValuesApart("executors saw different columns")
             if any(name.startswith(BEFORE) for name in columns.names):
                 raise ValuesApart("a key was changed")
+            if REST in columns.names:
+                raise ValuesApart("a document has several changes")
             wanted += [OLD] if OLD in columns.names else []
             # Parquet also reads columns whose names begin with a wanted name and a dot: select the wanted columns
             # again.

@@ -19,7 +19,7 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import with_image, with_origin
 from airflow_lakestream.cdc.events.record_keys import names_in
-from airflow_lakestream.cdc.events.schemas import RecordSchemas
+from airflow_lakestream.cdc.events.schemas import RecordSchemas, refuse_documents
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import (
     ColumnTypeOrigin,
@@ -398,6 +398,7 @@ class BadEventExplainer:
         raised.
         """
         decoded: DecoderResult = self.inner.decode(batch)
+        refuse_documents(self.table, batch, decoded.bad)
         if self.stops and decoded.bad and (stop := self._stop(batch, decoded)) is not None:
             raise stop
         return decoded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.types as t
 from airflow_lakestream.cdc.events.decoder import is_streamed, log_places
 from airflow_lakestream.cdc.events.log_state import BINLOG_FIELDS, binlog_places, binlog_rows
 from airflow_lakestream.decode.connect.debezium import IMAGES
+from airflow_lakestream.decode.connect.debezium_own import RecordForm
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.row_buffer import one_array
 
@@ -67,6 +68,20 @@ class FlattenedRecords:
     def times(self) -> pa.Array:
         """Return the times of the changes in microseconds; null for a record without a time."""
         return pc.multiply(self._column(TIME_FIELD, pa.int64()), 1000)
+
+    def forms(self) -> Iterator[tuple[RecordForm, Mask]]:
+        """Yield the forms of records that belong neither among flattened nor among plain ones, with their masks."""
+        yield RecordForm.DEBEZIUM, self.whole_events()
+        names = [self._column(name) for name in ("database", "table", "type")]
+        columns = [one for one in names if one is not None and t.is_string(one.type)]
+        if len(columns) < len(names):
+            return
+        for form, members in ((RecordForm.CANAL, ("isDdl", "es")), (RecordForm.MAXWELL, ("data", "ts"))):
+            more = [one for name in members if (one := self._column(name)) is not None]
+            # A plain record may have the names of Maxwell, and no row in `data`.
+            if len(more) == len(members) and (form is RecordForm.CANAL or t.is_struct(more[0].type)):
+                there = [one.is_valid().to_numpy(zero_copy_only=False) for one in (*columns, *more)]
+                yield form, np.logical_and.reduce(there)
 
     def whole_events(self) -> Mask:
         """Return a mask of the records that are whole events: a topic of flattened events must not have any."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum, auto
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, OFFSET, PARTITION, TABLE
+from airflow_lakestream.cdc.columns import COMMIT, MILLIS, OFFSET, OP, PARTITION, READ, TABLE
 from airflow_lakestream.cdc.events.log_state import (
     PROBLEMS,
     EventPlaces,
@@ -34,6 +35,14 @@ from airflow_lakestream.cdc.events.log_state import (
     Mask,
 )
 from airflow_lakestream.cdc.events.provenance import is_serial
+
+
+class DocumentOrder(StrEnum):
+    """Order of a mirror's documents: by their positions in the log, or by offset."""
+
+    LOG = auto()
+    OFFSET = auto()
+
 
 # The number of places in an era: 2**20 files of a log, with 2**32 bytes each. And the greatest number of eras.
 PLACES_PER_ERA, MAX_ERAS = 2**52, 2**11
@@ -110,6 +119,38 @@ def order_by_log(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Tab
         commits = pa.chunked_array([pa.array(places.place + eras * PLACES_PER_ERA)])
         events = events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), commits)
     return (events if kept.all() else events.filter(pa.array(kept))), BinaryLogs(seen, starts)
+
+
+def place_documents(
+    events: pa.Table, order: DocumentOrder | None, logs: BinaryLogs, stop: Stop
+) -> tuple[pa.Table, DocumentOrder | None]:
+    """Return the events of documents with places in one order, and the order; None if no document shows one.
+
+    A row that a bootstrap has read has no position: its place is behind the last event before it in the partition.
+    Raises the error of `stop` for a document without a position among others with one, or the reverse.
+
+    :param order: the order of the events before, or None.
+    :param logs: the logs before the events.
+    """
+    has_place = events[MILLIS].is_valid().to_numpy()
+    is_read = pc.equal(events[OP], READ).to_numpy()
+    if order is None and not is_read.all():
+        order = DocumentOrder.LOG if has_place.any() else DocumentOrder.OFFSET
+    wrong = np.flatnonzero(~is_read & (has_place if order is DocumentOrder.OFFSET else ~has_place))
+    if len(wrong):
+        has = "no position in the log" if order is DocumentOrder.LOG else "a position in the log"
+        raise stop(int(wrong[0]), f"the document has {has}, unlike the others: they have no order.")
+    if order is not DocumentOrder.LOG or not is_read.any():
+        return events, order
+    commits = events[COMMIT].to_numpy().copy()
+    for name, at in _parts(events):
+        known = np.where(is_read[at], -1, np.arange(len(at)))
+        last = np.maximum.accumulate(known)
+        before = logs.seen[name].place if name in logs.seen else -1
+        places = np.where(last < 0, before, commits[at[np.maximum(last, 0)]])
+        commits[at] = np.where(is_read[at], places + 1, commits[at])
+    column = pa.chunked_array([pa.array(commits)])
+    return events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), column), order
 
 
 def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:

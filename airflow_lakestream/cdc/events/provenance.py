@@ -6,10 +6,23 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, LOG, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
+from airflow_lakestream.cdc.columns import (
+    BEFORE,
+    IMAGE,
+    KEY_NAMES,
+    LOG,
+    OF_EVENTS,
+    OLD,
+    OP,
+    REST,
+    SOURCE,
+    TABLE,
+    TRANSACTION,
+)
 from airflow_lakestream.cdc.events.log_state import SERIAL, binlog_places, log_columns, member
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
@@ -71,8 +84,9 @@ def is_serial(rows: pa.Table) -> bool:
 def expanded(rows: pa.Table) -> pa.Table:
     """Split each change of a key into a deletion of the old row and a creation of the new row, at the same position.
 
-    Changes of a key are the updates with `OldKeyState.OTHER`.
+    Changes of a key are the updates with `OldKeyState.OTHER`. All changes of a document become events.
     """
+    rows = _with_rest(rows)
     old_columns = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not old_columns:
         return rows
@@ -85,6 +99,35 @@ def expanded(rows: pa.Table) -> pa.Table:
     # As Debezium does when its own key changes: the created row keeps the values that it leaves out.
     others = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
     return pa.concat_tables([deletions, others]).drop_columns(old_columns)
+
+
+def nested(rows: pa.Table, of: npt.NDArray[np.int64]) -> pa.Table:
+    """Return a row for each document; the rows after its first one are in `REST`; `expanded` makes events of them.
+
+    :param of: for each row the position of its document; rising.
+    """
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    if len(first) == len(of):
+        return rows
+    later = rows.take(pa.array(np.setdiff1d(np.arange(len(of)), first)))
+    ends = np.cumsum(np.diff(first, append=len(of)) - 1)
+    members = pa.StructArray.from_arrays([one_array(one) for one in later.columns], fields=list(later.schema))
+    rest = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), members)
+    return rows.take(pa.array(first)).append_column(REST, rest)
+
+
+def _with_rest(rows: pa.Table) -> pa.Table:
+    """Return events with the nested events of `REST` as events, at the partition and offset of their document."""
+    if REST not in rows.column_names:
+        return rows
+    rest, rows = one_array(rows[REST]), rows.drop_columns([REST])
+    later, of = rest.flatten(), pc.list_parent_indices(rest)
+    columns = [
+        later.field(at) if (at := later.type.get_field_index(one.name)) >= 0 else one_array(rows[one.name]).take(of)
+        for one in rows.schema
+    ]
+    cast = [cast_to(pa.chunked_array([column]), one) for column, one in zip(columns, rows.schema, strict=True)]
+    return pa.concat_tables([rows, pa.Table.from_arrays(cast, schema=rows.schema)])
 
 
 def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:

@@ -1,20 +1,22 @@
-"""Columns of a mirror's rows in the schemas of records: named by a schema id, or next to the value."""
+"""Columns of a mirror's rows in the schemas of records, by schema id or next to the value; records of another form."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from airflow_lakestream.cdc.events.widening import joined_type
-from airflow_lakestream.cdc.stops import ColumnTypeOrigin, type_changed
+from airflow_lakestream.cdc.stops import ColumnTypeOrigin, forms_mixed, type_changed
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of
+from airflow_lakestream.decode.connect.debezium_own import RecordForm, form_of_value
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.decode.values.outcome import BadRow
 from airflow_lakestream.decode.writer_schemas import Writer, writers
 from airflow_lakestream.tables.rising import Numbers
 
@@ -102,6 +104,18 @@ class RecordSchemas:
             return ()
         columns = FORMATS[self.format].columns_of(schema)
         return list(columns) if self.of_records else _row_of(columns)
+
+
+def refuse_documents(table: str, batch: RawBatch, bad: Iterable[BadRow]) -> None:
+    """Refuse documents of Maxwell and Canal among events of Debezium, of which they are bad ones.
+
+    Raises MirrorStopped.
+    """
+    for one in bad:
+        form = form_of_value(batch.values[one.index].as_py() or b"")
+        if form in (RecordForm.MAXWELL, RecordForm.CANAL):
+            where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[one.index]}"
+            raise forms_mixed(table, where, form, RecordForm.DEBEZIUM)
 
 
 def _row_of(record: pa.Schema) -> Row:

@@ -20,9 +20,10 @@ from airflow_lakestream.cdc.events.presence import given_fields
 from airflow_lakestream.cdc.events.sequence import check_type, has_numbers, place_bytes, place_numbers
 from airflow_lakestream.cdc.events.statement import RecordRows
 from airflow_lakestream.cdc.events.widening import grown, joined_type
-from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason, forms_mixed
 from airflow_lakestream.core.policies import ValueFormat
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect.debezium_own import RecordForm
 from airflow_lakestream.decode.connect.unavailable import Mask, ValuePlaceholder, left_out, may_be_left_out
 from airflow_lakestream.decode.json.decoder import WithoutColumn
 from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Indices, all_but, pick
@@ -76,8 +77,8 @@ class UpsertDecoder:
         self._complete_keys(batch, decoded)
         self._find_deleted(decoded)
         flattened = FlattenedRecords(decoded.rows) if self._payload.is_flattened else None
+        self._check_forms(batch, decoded, flattened)
         if flattened is not None:
-            self._check_flattened(batch, decoded, flattened.whole_events(), "it is a whole event of Debezium")
             decoded.is_deleted |= flattened.deleted()
         self._place(decoded)
         if flattened is not None:
@@ -154,6 +155,20 @@ class UpsertDecoder:
                 raise InvalidArgument("key", problem, "Give the nested field and the column the same type in schema.")
             problem = f"it makes {kind} of the column {name}, which is {own}."
             raise InvalidArgument("sql", problem, "Cast it to the column's type, or name another column: AS.")
+
+    def _check_forms(self, batch: RawBatch, decoded: _BatchRows, flattened: FlattenedRecords | None) -> None:
+        """Stop at a record of another form than the others of the batch. Raises MirrorStopped."""
+        if flattened is not None:
+            self._check_flattened(batch, decoded, flattened.whole_events(), "it is a whole event of Debezium")
+        if self._payload.statement is not None:
+            return
+        for form, mask in (flattened or FlattenedRecords(decoded.rows)).forms():
+            # A topic of such documents alone is one of plain records, if its user wants it.
+            if mask.any() and (flattened is not None or (~mask & ~decoded.is_tombstone).any()):
+                place = decoded.places[np.flatnonzero(mask)[0]]
+                where = f"{batch.topic}[{batch.partition}] offset {batch.offsets[place]}"
+                wanted = RecordForm.PLAIN if flattened is None else RecordForm.FLATTENED
+                raise forms_mixed(self._payload.names.table, where, form, wanted)
 
     def _check_flattened(self, batch: RawBatch, decoded: _BatchRows, mask: Mask, problem: str) -> None:
         """Raise MirrorStopped for the first good record of a mask, since it has no order with flattened events."""

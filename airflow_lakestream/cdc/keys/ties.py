@@ -26,12 +26,14 @@ class PartitionTies:
 
     :param key: the columns of the mirror's key.
     :param sequence_by: the columns that order records; empty if offsets alone do.
+    :param remedy: the remedy, if the records are not plain ones.
     """
 
     table: str
     topic: str
     key: tuple[str, ...]
     sequence_by: tuple[str, ...] = ()
+    remedy: str = ""
 
     def check_batch(self, rows: pa.Table) -> None:
         """Refuse a batch with a tie of a key's newest record. Raises MirrorStopped.
@@ -80,7 +82,7 @@ class PartitionTies:
             if sequence
             else f"{places} have the same key ({key}): records of two partitions have no order."
         )
-        return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, problem, _remedy(self.sequence_by))
+        return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, problem, self.remedy or _remedy(self.sequence_by))
 
 
 def _remedy(sequence_by: Sequence[str]) -> str:

@@ -284,10 +284,9 @@ class _ChangedRows:
         records, hits = versions.known, np.maximum(versions.hits, 0)
         # A version is unchanged if it has a row in a file with the same values, records and end.
         is_unchanged = (versions.hits >= 0) & (versions.sources == versions.hits)
-        for name in ("firsts", "lasts", "ends", "is_open"):
-            equals_hit = (
-                getattr(records, name) == getattr(known, name)[hits] if len(known.keys) else np.zeros(0, np.bool_)
-            )
+        # Without known records no version has a hit, as after a truncation alone.
+        for name in ("firsts", "lasts", "ends", "is_open") if len(known.keys) else ():
+            equals_hit = getattr(records, name) == getattr(known, name)[hits]
             is_unchanged &= equals_hit.reshape(len(hits), -1).all(axis=1)
         changed = np.flatnonzero(~records.gone & ~is_unchanged)
         is_replaced, replaced_hits = np.zeros(known.hits, np.bool_), versions.hits[changed]

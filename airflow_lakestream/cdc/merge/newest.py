@@ -12,12 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import GIVEN, OF_EVENTS, OFFSET, OP, PARTITION, TIME, VERSION, order_columns
-from airflow_lakestream.cdc.events.apart import StagedEvents
-from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
-from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each
+from airflow_lakestream.cdc.columns import (
+    COMMIT,
+    GIVEN,
+    OF_EVENTS,
+    OFFSET,
+    OP,
+    PARTITION,
+    POSITION,
+    TIME,
+    TRANSACTION,
+    VERSION,
+    order_columns,
+)
+from airflow_lakestream.cdc.events.apart import StagedEvents, is_staged
+from airflow_lakestream.cdc.events.provenance import is_serial
+from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind, fits
+from airflow_lakestream.cdc.keys.identity import Key, by_place, find_keys, greatest_of_each, keys_of
+from airflow_lakestream.cdc.keys.images import PreviousEvents, image_columns, images, is_placeholder, zero_keys
 from airflow_lakestream.cdc.keys.order import settled
-from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.keys.ties import PartitionTies
 from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.partial import PartialRecords
@@ -111,7 +124,7 @@ def newest(
     judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
-    sent = sent_guards(rows, key, judge)
+    sent = _sent_guards(rows, key, judge)
     # 4. Take each key's last event, and the event with the row's values.
     last, contents = _last_of_each(rows, key)
     if not strategy.keeps_deleted:
@@ -198,7 +211,7 @@ def every_event(
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
     guards = {index: [guard] for index, guard in in_order.guards.items()}
-    for index, key_ in find_keys(rows, key, sent := sent_guards(rows, key, judge)):
+    for index, key_ in find_keys(rows, key, sent := _sent_guards(rows, key, judge)):
         if rows[OP][index].as_py() == "d" and versions(rows.slice(index, 1))[0][:2] == sent[key_].since:
             guards.setdefault(index, []).append(sent[key_])
     moved = tuple(_last_deletes(rows, np.arange(len(rows))))
@@ -239,7 +252,7 @@ def _guards(
     """Return the guards by the index of each key's last event. Raises MirrorStopped if no row of the table can decide.
 
     :param last: the index of each key's last event among the events.
-    :param sent: from `sent_guards`.
+    :param sent: from `_sent_guards`.
     :param in_order: from `settled`, by the index of an event.
     """
     guards: dict[int, list[DeletionGuard]] = {}
@@ -318,3 +331,60 @@ def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table
             column = rows[name].take(pa.array(last))
             newest_rows = newest_rows.set_column(newest_rows.column_names.index(name), rows.schema.field(name), column)
     return newest_rows
+
+
+def _sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[Key, DeletionGuard]:
+    """Return guards for deletions whose key may be wrong, by key, to check against the table's rows.
+
+    Debezium puts zeros in place of a key not sent by PostgreSQL. Raises MirrorStopped if another event of the batch
+    shows that the key is wrong.
+
+    With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
+    deleted row's values. But the deletion may really mean a row whose key is zero: then that row has these values.
+
+    :param rows: in the order of their versions.
+    :param key: the columns of the mirror's key.
+    :param judge: makes the error.
+    """
+    if is_serial(rows) or is_staged(rows):
+        # A log of sequential transactions has whole rows. Staged deletions have only a key, as with the default replica
+        # identity.
+        return {}
+    deletes = pc.equal(rows[OP], "d").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
+    doubtful = np.flatnonzero(deletes)
+    is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)
+    if not is_zero.any():
+        return {}
+    guards: dict[Key, DeletionGuard] = {}
+    columns = image_columns(rows, key)
+    # Each deletion is checked by itself: the replica identity may change between transactions.
+    wanted: list[int] = doubtful[is_zero].tolist()
+    events = PreviousEvents(rows, key, wanted)
+    for index in wanted:
+        row = rows.slice(index, 1)
+        image = images(row, columns)[0]
+        if all(is_placeholder(value) for value in image.values()):
+            # The default replica identity sends the key and no other value.
+            continue
+        since = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
+        guard = DeletionGuard(GuardKind.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)
+        own_key = keys_of(row, key)[0]
+        earlier = events.of(index)
+        if earlier is None:
+            guards.setdefault(own_key, guard)
+            continue
+        before = rows.slice(earlier, 1)
+        if _transaction(before) == _transaction(row):
+            # `order` decides about a transaction's own rows.
+            continue
+        is_repeated = (before[COMMIT][0].as_py(), before[POSITION][0].as_py()) == since
+        is_gone = before[OP][0].as_py() in ("d", "t")
+        if not is_repeated and (is_gone or not fits(images(before, columns)[0], image)):
+            raise judge.not_sent(guard)
+    return guards
+
+
+def _transaction(row: pa.Table) -> object:
+    """Return the transaction of a single event: its number, or without a number the commit before the transaction."""
+    number = row[TRANSACTION][0].as_py() if TRANSACTION in row.column_names else None
+    return row[COMMIT][0].as_py() if number is None else number

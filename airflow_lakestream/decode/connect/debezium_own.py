@@ -1,9 +1,13 @@
-"""Debezium's own records, not events of a table: heartbeats, transactions, messages, schema changes and signals."""
+"""Forms of JSON documents, by their members: events, Maxwell's and Canal's documents, and Debezium's own records.
+
+Debezium's own records are not events of a table: heartbeats, transactions, messages, schema changes and signals.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 # Types of the records in Debezium's signal topic.
@@ -19,6 +23,43 @@ _NAMES = {
     "SchemaChangeValue": "a schema change",
 }
 _DEBEZIUMS = "io.debezium.connector."
+
+
+class RecordForm(StrEnum):
+    """Form of a JSON object in a record, as errors name it."""
+
+    DEBEZIUM = "an event of Debezium"
+    FLATTENED = "a flattened event of Debezium"
+    MAXWELL = "a document of Maxwell"
+    CANAL = "a document of Canal"
+    PLAIN = "a plain record"
+
+
+_OF_DOCUMENTS = ("database", "table", "type")
+_OF_CANAL = ("isDdl", "mysqlType", "sqlType", "pkNames", "es")
+_OF_MAXWELL = ("data", "ts")
+
+
+def form_of(document: Mapping[str, Any]) -> RecordForm:
+    """Return the form of a record's JSON object, with or without Connect's schema around it."""
+    if document.keys() == {"schema", "payload"} and isinstance(document["payload"], dict):
+        document = document["payload"]
+    names = document.keys()
+    if "op" in names and names & {"before", "after"}:
+        return RecordForm.DEBEZIUM
+    if names & {"__deleted", "__op"} or any(name.startswith("__source_") for name in names):
+        return RecordForm.FLATTENED
+    if all(isinstance(document.get(name), str) for name in _OF_DOCUMENTS):
+        if names & {*_OF_CANAL}:
+            return RecordForm.CANAL
+        return RecordForm.MAXWELL if names & {*_OF_MAXWELL} else RecordForm.PLAIN
+    return RecordForm.PLAIN
+
+
+def form_of_value(value: bytes) -> RecordForm | None:
+    """Return the form of a record's value, or None if the value is not a JSON object."""
+    document = _document(value)
+    return None if document is None else form_of(document)
 
 
 def own_record(value: bytes) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.cdc.events.documents import DocumentPayload
 from airflow_lakestream.cdc.events.records import RecordPayload
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import Tombstones
@@ -41,6 +42,30 @@ def test_the_extract_engine_keeps_a_table_by_key_with_the_mirror_operator(tmp_pa
     assert isinstance(config, MirrorConfig)
     assert isinstance(config.payload, RecordPayload)
     assert config.tombstone_policy is Tombstones.DELETE
+
+
+@pytest.mark.parametrize("envelope", ["maxwell", "canal"])
+def test_a_mirror_follows_documents_of_another_program_in_the_worker_and_on_spark(
+    tmp_path: Path, envelope: str
+) -> None:
+    text = (
+        UPSERT.replace("key_format: string", f"envelope: {envelope}")
+        .replace(", tombstones: delete", "")
+        .replace("mode: upsert", "mode: mirror")
+    )
+    found = compiled(tmp_path, text)
+    assert operator_of(found).arguments["envelope"] == envelope
+    [config] = check(found)
+    assert isinstance(config, MirrorConfig)
+    assert isinstance(config.payload, DocumentPayload)
+    call: dict[str, Any] = dict(
+        operator_of(compiled(tmp_path, text.replace("engine: extract", "engine: spark"))).arguments
+    )
+    by_spark = landing_of(call["app"], {"consumer_group": "g", **call["app_config"]})
+    assert isinstance(by_spark, MirrorConfig)
+    assert by_spark.program == envelope
+    (problem,) = problems(tmp_path, text.replace("mode: mirror", "mode: upsert"))
+    assert "mode: upsert takes plain records, or flattened ones" in problem
 
 
 def test_transformations_are_the_statement_before_the_merge(tmp_path: Path) -> None:
