@@ -143,12 +143,12 @@ def place_documents(
     if order is not DocumentOrder.LOG or not is_read.any():
         return events, order
     commits = events[COMMIT].to_numpy().copy()
-    for name, at in _parts(events):
-        known = np.where(is_read[at], -1, np.arange(len(at)))
-        last = np.maximum.accumulate(known)
+    for name, indices in _parts(events):
+        is_read_here = is_read[indices]
+        last = np.maximum.accumulate(np.where(is_read_here, -1, np.arange(len(indices))))
         before = logs.seen[name].place if name in logs.seen else -1
-        places = np.where(last < 0, before, commits[at[np.maximum(last, 0)]])
-        commits[at] = np.where(is_read[at], places + 1, commits[at])
+        places = np.where(last < 0, before, commits[indices[np.maximum(last, 0)]])
+        commits[indices] = np.where(is_read_here, places + 1, commits[indices])
     column = pa.chunked_array([pa.array(commits)])
     return events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), column), order
 

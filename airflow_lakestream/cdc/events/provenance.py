@@ -111,7 +111,7 @@ def nested(rows: pa.Table, of: npt.NDArray[np.int64]) -> pa.Table:
         return rows
     later = rows.take(pa.array(np.setdiff1d(np.arange(len(of)), first)))
     ends = np.cumsum(np.diff(first, append=len(of)) - 1)
-    members = pa.StructArray.from_arrays([one_array(one) for one in later.columns], fields=list(later.schema))
+    members = pa.StructArray.from_arrays([one_array(column) for column in later.columns], fields=list(later.schema))
     rest = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), members)
     return rows.take(pa.array(first)).append_column(REST, rest)
 
@@ -123,10 +123,12 @@ def _with_rest(rows: pa.Table) -> pa.Table:
     rest, rows = one_array(rows[REST]), rows.drop_columns([REST])
     later, of = rest.flatten(), pc.list_parent_indices(rest)
     columns = [
-        later.field(at) if (at := later.type.get_field_index(one.name)) >= 0 else one_array(rows[one.name]).take(of)
-        for one in rows.schema
+        later.field(index)
+        if (index := later.type.get_field_index(field.name)) >= 0
+        else one_array(rows[field.name]).take(of)
+        for field in rows.schema
     ]
-    cast = [cast_to(pa.chunked_array([column]), one) for column, one in zip(columns, rows.schema, strict=True)]
+    cast = [cast_to(pa.chunked_array([column]), field) for column, field in zip(columns, rows.schema, strict=True)]
     return pa.concat_tables([rows, pa.Table.from_arrays(cast, schema=rows.schema)])
 
 

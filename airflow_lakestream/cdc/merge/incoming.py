@@ -46,8 +46,8 @@ def ordered_events(
     """
 
     def at_event(make: Callable[..., MirrorStopped]) -> Callable[[int, str], MirrorStopped]:
-        return lambda at, problem: make(
-            mirror, topic, events[PARTITION][at].as_py(), events[OFFSET][at].as_py(), problem
+        return lambda index, problem: make(
+            mirror, topic, events[PARTITION][index].as_py(), events[OFFSET][index].as_py(), problem
         )
 
     order = None
@@ -68,12 +68,12 @@ def ordered_events(
 
 
 def _without_order(remedy: str, mirror: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
-    """Return the error for a document without a known order."""
+    """Return the error for a document without a known order, with the remedy of its program."""
     return MirrorStopped(mirror, StopReason.ORDER_UNKNOWN, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
 
 
 def _of_other_log(mirror: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
-    """Return the error for an event of Debezium from another log."""
+    """Return the error for a document of another binary log in unknown order with earlier documents."""
     problem = f"{topic}[{partition}] offset {offset}: the event {problem}."
     remedy = "Land a new topic in a new table, from a bootstrap on."
     return MirrorStopped(mirror, StopReason.OTHER_LOG, problem, remedy)
