@@ -68,7 +68,7 @@ def test_dense_rows_in_any_order_come_together(stride: int) -> None:
 
 
 def test_memory_is_bounded_by_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally_module, "_LOOSE", 10)
+    monkeypatch.setattr(tally_module, "_MOST_LOOSE", 10)
     tally = OffsetTally()
     for offset in range(0, 1000):
         tally.add_offsets([offset])

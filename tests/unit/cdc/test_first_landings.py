@@ -52,14 +52,14 @@ def assert_both_are_landed(mirror: HandMirror) -> None:
 
 def test_a_run_that_saw_no_mirror_goes_on_so_though_another_creates_it_meanwhile(mirror: HandMirror) -> None:
     sink = mirror.sink()
-    look = sink.table.held
+    look = sink.table.load_notes
 
     def look_before_another_lands() -> Any:
         found = look()
         mirror.land(events_of(0))
         return found
 
-    sink.table.held = look_before_another_lands
+    sink.table.load_notes = look_before_another_lands
     assert not sink.load("run").exists
     with pytest.raises(StaleFiles, match="another run created the table"):
         land(mirror, sink, events_of(1))
