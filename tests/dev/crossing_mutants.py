@@ -159,8 +159,8 @@ MUTANTS = (
     CrossingMutant(
         "a metric of rows that counts what was read",
         "airflow_lakestream/metrics.py",
-        "sum(one.written for one in counts)",
-        "sum(one.read for one in counts)",
+        "sum(count.written for count in counts)",
+        "sum(count.read for count in counts)",
         "integration",
         "tests/integration/test_metrics.py::test_each_commit_of_a_landing_is_measured",
     ),
