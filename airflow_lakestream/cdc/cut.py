@@ -88,15 +88,21 @@ class PartitionTransactions:
         return has_landed or self.alone_at > position
 
     def add(self, offset: int, position: int, transaction: str | None) -> None:
-        """Add an event; events come in the order of offsets."""
+        """Add an event; events come in the order of offsets.
+
+        :param position: the event's position in the database's log.
+        :param transaction: the GTID of the event's transaction, or None.
+        """
         is_new = self._is_new(transaction)
         if position < self._top:
+            # The connector has sent the event again. But a new GTID at a lower position is of another binary log.
             if is_new and self.other_log is None:
                 self.other_log = offset
             return
-        is_next = position > self._top if transaction is None else not self._has_last(transaction)
+        # Without a GTID, all events of a transaction have one position.
+        is_start = position > self._top if transaction is None else not self._has_last(transaction)
         self._top = position
-        if is_next:
+        if is_start:
             self.starts.append(TransactionStart(offset, position, transaction))
 
     def _is_new(self, transaction: str | None) -> bool:

@@ -399,7 +399,10 @@ class ConnectorSupervision:
         return stop_connector(self._client, self.spec.name, action)
 
     def log_tail(self) -> list[str]:
-        """Return the first lines of the traces of the failed tasks."""
+        """Return the first 20 lines of each failed connector task's trace, in place of a log's last lines.
+
+        Connect's REST API gives no log, and a Java trace begins with the error.
+        """
         status = self._watch.last_look.status
         return [line for task in (status.failed if status else ()) for line in task.trace.splitlines()[:20]]
 

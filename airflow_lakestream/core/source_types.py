@@ -112,7 +112,7 @@ def _span(value: Any) -> Span | None:
 def combined_types(
     earlier: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]
 ) -> dict[str, EventColumnType]:
-    """Return the types seen in two parts of the events, by column."""
+    """Return the types of two successive parts of the events, by the path of a column or of an inner field."""
     types = dict(earlier)
     for path, column_type in later.items():
         types[path] = types[path] + column_type if path in types else column_type

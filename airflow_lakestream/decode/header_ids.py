@@ -60,10 +60,19 @@ def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Itera
 
 
 def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> RawBatch:
-    """Return the batch without bare records. Raises InvalidArgument if all records are bare, except tombstones."""
+    """Return the first records of a topic without bare records.
+
+    Raises InvalidArgument if each record with a value is bare: no record can be decoded.
+
+    :param sides: the sides to check, see `bare`.
+    :param format_name: the format of the values, for the error.
+    """
     bad = list(bad_rows(batch, sides, format_name))
-    if bad and len(bad) == len(batch) - batch.values.null_count:
-        argument = "key_format" if bad[0].reason.startswith("the key: ") else "format"
-        problem = f"no record of the first {len(batch)} can be decoded. Of the first one: {bad[0].reason}."
+    # A tombstone has no columns, and may have a bare key.
+    with_value = [row for row in bad if batch.values[row.index].is_valid]
+    if with_value and len(with_value) == len(batch) - batch.values.null_count:
+        reason = with_value[0].reason
+        argument = "key_format" if reason.startswith("the key: ") else "format"
+        problem = f"no record of the first {len(batch)} can be decoded. Of the first one: {reason}."
         raise InvalidArgument(argument, problem)
     return pick(batch, all_but(len(batch), [row.index for row in bad])) if bad else batch

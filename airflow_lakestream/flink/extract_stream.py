@@ -90,9 +90,9 @@ class LeftoverLog:
     inner: TopicLogView
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
-        """Return the records in Kafka at these offsets. Raises Stopped."""
+        """Return the contents of Kafka at these offsets, tombstones among the values. Raises the errors of `inner`."""
         contents = self.inner.shown(ranges, state, stop)
-        return LogContents(contents.values | contents.tombstones, RangeSet(), contents.gone)
+        return LogContents(values=contents.values | contents.tombstones, gone=contents.gone)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class FlinkStream(JobStream):
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
     def start(self) -> str:
-        """Publish the rest of earlier jobs, and submit a new job; return the job's id.
+        """Publish the rows that earlier jobs left on the branch, and submit a new job; return the job's id.
 
         The job continues from the newest state if the ledger has not passed that state, the program is unchanged, and
         the branch has no rows unfit for main. Otherwise the branch is set back to main's head, and the job begins at
@@ -81,11 +81,12 @@ class FlinkStream(JobStream):
         """
         note = self.jobs.note()
         self.lease.check()
-        publication = self.publication(note.finished if note is not None and note.finished else None)
+        savepoint = (note.finished or None) if note is not None else None
+        publication = self.publication(savepoint)
         self._check_table()
-        has_branch = self._has_branch()
-        has_unfit_rows = has_branch and not self.land_rest(publication)
-        starts = begin(publication) if has_branch and not has_unfit_rows else {}
+        # This publishes the rows of the branch.
+        can_continue = self._has_branch() and self.land_rest(publication)
+        starts = begin(publication) if can_continue else {}
         state = self.jobs.state_for(starts) if starts else ""
         if not state:
             starts = begin_again(publication, self._begin_line)

@@ -64,7 +64,7 @@ class KubernetesNamespace:
         from kubernetes import client
 
         rest = master.removeprefix("k8s://")
-        # Parsed as by Spark.
+        # As for Spark, https is the scheme of an address without a scheme.
         self.address = rest if re.match(r"https?://", rest) else f"https://{rest}"
         self.namespace = namespace
         configuration = _credentials(self.address)

@@ -110,9 +110,10 @@ class CheckBranch:
         return AssertRefSnapshotId.model_validate(asserted)
 
     def removal(self, metadata: TableMetadata) -> tuple[TableUpdate, ...]:
-        """Return the updates for removing branch and snapshot: an engine's expiry might delete the snapshot's files.
+        """Return the updates that remove the branch and its snapshot.
 
-        A snapshot that a further branch or tag names stays.
+        Without a branch, the snapshot would be left to an engine's expiry, which might delete files that main has after
+        the publication. A snapshot that a further branch or tag names stays.
         """
         ref = RemoveSnapshotRefUpdate.model_validate({"action": "remove-snapshot-ref", "ref-name": self.name})
         return (ref, *(retention.removals([self.snapshot.snapshot_id]) if self._is_named_once(metadata) else ()))

@@ -248,8 +248,9 @@ class KafkaSource(GroupOffsets):
     def _first_at(self, state: TopicState, at_ms: int) -> dict[int, tuple[int, int]]:
         """Return offset and timestamp of each partition's first record at or after a time.
 
-        Without such a record the entry has the partition's end and `at_ms`. All requests for a time go through here:
-        Kafka takes negative times as commands, such as -1 for the log's end.
+        Without such a record the entry has the partition's end and `at_ms`. For a time up to BEGINNING_MS, which all
+        records follow, the entry has the low watermark and BEGINNING_MS, and Kafka is not asked. All requests for a
+        time go through here: Kafka takes negative times as commands, such as -1 for the log's end.
         """
         marks = state.marks
         if at_ms <= BEGINNING_MS:

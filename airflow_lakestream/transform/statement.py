@@ -219,9 +219,13 @@ class StatementChecker:
 
 
 def _check_arguments(name: str, arguments: list[Node]) -> None:
-    """Refuse arguments with a forbidden effect on an allowed function. Raises InvalidArgument."""
+    """Refuse arguments by which an allowed function's result changes with time, or has no single value.
+
+    Raises InvalidArgument.
+    """
     if name == "age" and len(arguments) == 1:
         raise refuse("age of one time", CHANGING)
+    # A path with a wildcard has a list of values, and a computed path is not known before the rows are read.
     if name in ("json_value", "json_query"):
         path = constant(arguments[1]) if len(arguments) == 2 else None
         if path is None or not _SCALAR_PATH.fullmatch(path):

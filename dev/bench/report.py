@@ -83,7 +83,8 @@ The spread is (fastest - slowest) / median. Memory is of a row's first run, whic
 _LEDGER = """
 ## Other costs
 
-"Any row" and "new rows mostly" are changes merged into a mirror of 5,000,000 rows in one batch; CPU is per change.
+Changes are merged into a mirror of 5,000,000 rows in one batch: updates and deletions of "any row", or, as "new rows
+mostly", nine of ten of the newest tenth of the rows. "CPU" in microseconds is per change.
 
 {figures}
 """

@@ -71,9 +71,16 @@ class EntryFiles:
     columns: pa.Schema
 
     def wanted(self, key: tuple[str, ...], search: KeySearch) -> MergeWork:
-        """Return the work that finds a batch's entries: those of its keys, and those that every batch needs."""
-        rising_keys = search.rising if any(file.bounds is not None for file in self.files) else []
-        files = [file for file in self.files if file.is_always_read or may_hold(file.bounds, rising_keys)]
+        """Return the work that finds the entries of a batch's keys, and the entries that every batch needs.
+
+        Every batch needs the entries without a key, and the entries with a row.
+
+        :param key: the columns of the mirror's key.
+        :param search: the search for the batch's keys.
+        """
+        # Values of the key's first column are only sorted if a file has bounds to compare with.
+        first_values = search.rising if any(file.bounds is not None for file in self.files) else []
+        files = [file for file in self.files if file.is_always_read or may_hold(file.bounds, first_values)]
         return MergeWork(EntrySearch(key, search), files, sum(file.rows for file in files) * ENTRY_BYTES)
 
     def joined(self, parts: Iterable[pa.Table]) -> pa.Table:

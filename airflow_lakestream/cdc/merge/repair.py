@@ -99,7 +99,7 @@ class RowRepair:
 
 
 def is_among(hashes: Hashes, wanted: Hashes) -> np.ndarray:
-    """Return a mask of the hashes that are among the wanted ones, which rise."""
+    """Return the mask of the hashes that are in `wanted`, which is sorted in ascending order."""
     if not len(wanted):
         return np.zeros(len(hashes), np.bool_)
     nearest = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)

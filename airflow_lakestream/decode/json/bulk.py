@@ -208,7 +208,7 @@ class BulkParser:
     def _read(self, joined: pa.Buffer, values: pa.Array) -> pa.Table:
         # A single block: the reader splits at newlines only, but this way nothing depends on the splitting.
         read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
-        if self._within and _has_odd_number(joined.to_pybytes()):
+        if self._within and _may_have_invalid_number(joined.to_pybytes()):
             raise NotInBulk("an invalid number in a member that is not read")
         for index, options in enumerate(self._options):
             # The first try accepts no unknown field, so all is read. The second skips unknown fields unchecked.
@@ -288,12 +288,14 @@ def _on_one_line(value: bytes) -> bytes:
     return value.strip(_JSON_SPACE).replace(b"\n", b"\r")
 
 
-def _has_odd_number(text: bytes) -> bool:
+def _may_have_invalid_number(text: bytes) -> bool:
+    """Return whether JSON text may have NaN or Infinity as a number, which Arrow skips; also true for some strings."""
+    # The search for bytes is fast, and rules out almost all texts.
     return (b"NaN" in text or b"Inf" in text) and _NOT_JSON_NUMBER.search(text) is not None
 
 
 def _skippable(joined: pa.Buffer, values: pa.Array) -> bool:
-    if _has_odd_number(joined.to_pybytes()):
+    if _may_have_invalid_number(joined.to_pybytes()):
         return False
     return not any(map(nested_too_deep, filter(None, values.to_pylist())))
 

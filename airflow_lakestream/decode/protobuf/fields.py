@@ -356,10 +356,14 @@ def column(field: Any, column: pa.Field, path: str, compiler: ReaderCompiler) ->
 
 
 def value(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> tuple[Read, pa.Array | None]:
-    """Return the reader of a field's values, and the default of the column or None, see `scalar`. Raises Unfit."""
+    """Return the reader of a field's single values, and the default of a missing field as `scalar` does.
+
+    The default of a message is None: a missing message is null. Raises Unfit.
+    """
     if field.type == field.TYPE_MESSAGE:
         return reader(field.message_type, kind, path, compiler), None
     read, default = scalar(field, leaves.plain(kind), path)
+    # Only messages nest: a scalar has no depth.
     return (lambda lanes, depth: read(lanes)), default
 
 

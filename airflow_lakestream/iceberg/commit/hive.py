@@ -41,8 +41,8 @@ class MetastoreDoesNotCompare(LakestreamError, Terminal):
 
     def __init__(self, table: str, problem: str, remedy: str) -> None:
         super().__init__(
-            f"{table}: {problem} Its lock alone does not keep a commit that was held up from overwriting those of "
-            "others, which would lose rows without a word. Nothing was read. Use Hive's metastore 4.0.0 or 2.3.10 "
+            f"{table}: {problem} With the metastore's lock alone, a delayed commit can overwrite the commit of another "
+            "writer, whose rows would be lost without an error. Nothing was read. Use Hive's metastore 4.0.0 or 2.3.10 "
             f"(HIVE-26882), or a REST, Glue or SQL catalog{remedy}."
         )
 

@@ -253,13 +253,17 @@ class RepairFinder(Finder):
         return missing_in(hits, read_again) - self.kept
 
     def _one_of_each(self, head: IcebergFiles) -> list[DataFile]:
-        """Write one row for each kept offset. Raises DoublesDiffer if the rows of an offset differ."""
+        """Write one row for each offset of `kept`, whose records Kafka no longer has; return the files.
+
+        Raises DoublesDiffer if the rows of an offset differ, and ChangedMeanwhile if an offset has no row any more.
+        """
         table = head.table
         tasks = [task for task in self.live_files(head) if head.may_hold(task, self.kept)]
         key = frozenset(map(head.key, tasks))
         # The same files with the same deletes give the same rows at each head.
         if key not in self._ones:
             name = ledger_store.name_of(table)
+            # All rows are compared before a file is written.
             differing = union(different(rows) for rows in self._rows_to_keep(table, tasks))
             if differing:
                 raise DoublesDiffer(name, differing)

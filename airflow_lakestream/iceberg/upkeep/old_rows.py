@@ -164,13 +164,13 @@ def _candidates(table: Table, cutoff: RowCutoff, exact: bool) -> tuple[list[Live
 
 
 def find_old_rows(table: Table, rule: RowRetention, now: datetime | None = None) -> RemovalReport:
-    """Return the number of files with old rows only, and of their rows; no data file is opened.
+    """Return the report of a removal that is not made: the files with old rows only, and their rows.
 
-    Raises RetentionRefused.
+    No data file is opened: files with possibly old rows count as `left`. Raises RetentionRefused.
     """
     cutoff = _cutoff(table, rule, now)
-    files, possibly_old = _candidates(table, cutoff, exact=False)
-    return RemovalReport(sum(live.file.record_count for live in files), len(files), left=possibly_old)
+    files, left_count = _candidates(table, cutoff, exact=False)
+    return RemovalReport(sum(live.file.record_count for live in files), len(files), left=left_count)
 
 
 def _cutoff(table: Table, rule: RowRetention, now: datetime | None) -> RowCutoff:
@@ -206,12 +206,14 @@ class _IcebergOldRowRemoval:
         files, possibly_old = _candidates(table, cutoff, self.rule.exact)
         old_files = self._look(reader, files)
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
-        chosen, changes = within_bound(self.name, old_files, lambda old: old.positions, ledgers, MANY_RANGES)
-        self.chosen = chosen = self._with_remainders(reader, chosen)
+        # The oldest files, as many as the ledgers have room for receipts.
+        bounded, changes = within_bound(self.name, old_files, lambda old: old.positions, ledgers, MANY_RANGES)
+        self.chosen = chosen = self._with_remainders(reader, bounded)
         if not chosen:
             self.report = RemovalReport(left=possibly_old, is_whole=not self.is_cut)
             return None
-        if len(chosen) < len(old_files):
+        if len(chosen) < len(bounded):
+            # The caller asked to end before all remainders were written: the other files get no receipt.
             _, changes = within_bound(self.name, chosen, lambda old: old.positions, ledgers, MANY_RANGES)
         self.report = RemovalReport.of(chosen, possibly_old, is_whole=not self.is_cut and len(chosen) == len(old_files))
         new = [(file, old.file.sequence) for old in chosen if old.remainder for file in old.remainder.new]

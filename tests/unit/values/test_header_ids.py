@@ -16,6 +16,7 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.names import RecordPart
 from airflow_lakestream.core.publishing.branch import EngineOutput
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.header_ids import without_bare
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -95,7 +96,7 @@ def test_json_needs_no_schema(tmp_path: Path) -> None:
     assert [(row["a"], row["_key"]) for row in lake.rows()] == [(7, "k")]
 
 
-def headed(values: Sequence[bytes], headers: Sequence[Any]) -> Any:
+def headed(values: Sequence[bytes | None], headers: Sequence[Any]) -> Any:
     pairs = [None if one is None else [{"key": name, "value": value} for name, value in one] for one in headers]
     keys = pa.array([b"\0\0\0\0\1k"] * len(values), pa.binary())
     return replace(batch(values), keys=keys, headers=pa.array(pairs, HEADERS))
@@ -119,6 +120,19 @@ def test_no_registry_is_asked_for_what_is_no_id(name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^format: no record of the first 300 can be decoded.*__value_schema_id"):
         making(None, first)
     assert registry.asked == []
+
+
+def test_a_tombstone_with_a_bare_key_is_not_counted_among_the_values() -> None:
+    good, bare, tombstone = (b"{}", None), (b"{}", BY_KEY), (None, BY_KEY)
+
+    def left(*records: tuple[bytes | None, Any]) -> int:
+        values, headers = zip(*records, strict=True)
+        return len(without_bare(headed(values, headers), {"key", "value"}, "avro"))
+
+    assert left(good, bare, tombstone) == 1
+    assert left(tombstone, tombstone) == 0
+    with pytest.raises(InvalidArgument, match=r"^key_format: no record of the first 3 can be decoded"):
+        left(bare, bare, tombstone)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
