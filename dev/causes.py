@@ -10,7 +10,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PART = re.compile(r"^[a-z][a-z-]*\s*\| ")
 _HARMLESS = re.compile(r"\b(INFO|DEBUG|TRACE|WARN|WARNING|LOG|NOTICE|info|debug|warning)\b")
 _LEVEL = re.compile(
-    r"\b(FATAL|PANIC|CRITICAL|SEVERE|ERROR)\b|^(fatal|error|critical|Error)\b|\[(error|critical)\s*\]", re.ASCII
+    r"\b(FATAL|PANIC|CRITICAL|SEVERE|ERROR)\b|^(fatal|error|critical|Error)\b|\[(error|critical)\s*\]"
+    r"|^Terminating due to ",
+    re.ASCII,
 )
 # The last line of Python's traceback, and the first one of Java's.
 _RAISED = re.compile(

@@ -55,11 +55,16 @@ POSTGRES = """\
             "Error occurred during initialization of VM\nToo small maximum heap\n",
             "Error occurred during initialization of VM Too small maximum heap",
         ),
+        (
+            # Another program of the same start wrote last.
+            "Terminating due to java.lang.OutOfMemoryError: Metaspace\nPicked up JAVA_TOOL_OPTIONS: -Xmx4m\n",
+            "Terminating due to java.lang.OutOfMemoryError: Metaspace",
+        ),
         ("starting\nINFO no Exception and no ERROR here\n\n", "its last line: INFO no Exception and no ERROR here"),
         ("x: command not found\n", "its last line: x: command not found"),
         ("", "it logged nothing"),
     ],
-    ids=["Kafka", "Airflow", "PostgreSQL", "one line", "Java", "harmless", "another", "nothing"],
+    ids=["Kafka", "Airflow", "PostgreSQL", "one line", "Java", "out of memory", "harmless", "another", "nothing"],
 )
 def test_what_a_log_complains_of(log: str, told: str) -> None:
     assert causes_in(log) == told
