@@ -170,7 +170,7 @@ class Program:
     """A program that measures the package of a source, in a process of its own."""
 
     names: tuple[str, ...]
-    """What each figure is of."""
+    """Names of the figures."""
     measure: Callable[[Path], tuple[float, ...]]
     """Returns the CPU seconds of a source, a figure for each name."""
 

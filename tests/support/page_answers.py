@@ -194,14 +194,14 @@ def make_unreadable() -> None:
         KafkaExtractOperator(task_id="land", topic="odd", table=table)
     with DAG("watches", schedule=None) as watches:
         TableContentsOperator.partial(task_id="looks_inside").expand_kwargs(EmptyOperator(task_id="streams").output)
-    told = report("odd", table, 0, 3, rejected="many")
+    landing = report("odd", table, 0, 3, rejected="many")
     inside = {**contents("unreadable", "a record"), "files": "three"}
     listed = [{"table": table, "consumer_group": "unreadable"}]
     pushed = [("streams", -1, "return_value", listed), ("looks_inside", 0, "return_value", inside)]
     with create_session() as session:
         for dag in (unreadable, watches):
             know(session, dag)
-        run(session, "unreadable", {"land": "success"}, at, [("land", -1, "return_value", told)])
+        run(session, "unreadable", {"land": "success"}, at, [("land", -1, "return_value", landing)])
         run(session, "watches", {"streams": "success"}, at, pushed, mapped={"looks_inside": ["success"]})
 
 

@@ -96,7 +96,7 @@ class NoReferences(ValidatableTableRequirement):
     type: str = "assert-no-references"
     snapshot_ids: list[int]
 
-    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as PyIceberg does
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # PyIceberg's port
         """Raise NotTaken if a tag or branch needs one of the snapshots: the removal is chosen again."""
         if base_metadata is not None and protected(base_metadata).intersection(self.snapshot_ids):
             raise NotTaken("a tag or branch of an expiring snapshot was made since the commit was prepared")
