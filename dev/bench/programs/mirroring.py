@@ -45,7 +45,7 @@ BATCH, DECODE = "whole batch", "decode (executors)"
 PHASES: tuple[tuple[Any, str, str], ...] = (
     (mirror_module, "read_bare", "read handover"),
     (CommitEvents, "joined", "read handover"),
-    (mirror_module, "newest", "last events"),
+    (mirror_module, "newest_of_events", "last events"),
     (BatchMerger, "_looked_up", "find rows"),
     (BatchMerger, "_old_rows", "values left out"),
     (BatchMerger, "_incoming", "new rows"),
