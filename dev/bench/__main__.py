@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import against, audit, checksums, commands, commits, mirror, page, pipelines, reads, scale, upkeep
+from dev.bench import against, audit, checksums, commands, commits, keys, mirror, page, pipelines, reads, scale, upkeep
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 # What the ledger costs over the years, a mirror, the commands, checksums, the page: figures of their own, no rows.
 LEDGER = ("commits", "audit", "cdc", "commands", "checksums", "pipelines", "page")
 # They take long by themselves, so they are measured only where ONLY names them.
-ALONE = ("reads", "scale", "upkeep")
+ALONE = ("keys", "reads", "scale", "upkeep")
 
 
 def main() -> int:
@@ -123,25 +123,20 @@ def _end(*_: object) -> NoReturn:
 
 
 def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[Figure]:
-    if name == "commits":
-        return commits.measure(lab.folder / "commits", lab.say)
-    if name == "commands":
-        return commands.measure(lab)
-    if name == "checksums":
-        return checksums.measure(lab)
-    if name == "pipelines":
-        return pipelines.measure(lab.folder / "pipelines")
-    if name == "page":
-        return page.measure(lab)
-    if name == "cdc":
-        return mirror.measure(lab.folder / "mirror", lab.say, lab.scale)
-    if name == "reads":
-        return reads.measure(lab, lab.scale)
-    if name == "scale":
-        return scale.measure(lab, lab.scale)
-    if name == "upkeep":
-        return upkeep.measure(lab, args.gigabytes)
-    return audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale))
+    measures: Mapping[str, Callable[[], Iterator[Figure]]] = {
+        "commits": lambda: commits.measure(lab.folder / "commits", lab.say),
+        "audit": lambda: audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale)),
+        "cdc": lambda: mirror.measure(lab.folder / "mirror", lab.say, lab.scale),
+        "commands": lambda: commands.measure(lab),
+        "checksums": lambda: checksums.measure(lab),
+        "pipelines": lambda: pipelines.measure(lab.folder / "pipelines"),
+        "page": lambda: page.measure(lab),
+        "keys": lambda: keys.measure(lab, lab.scale),
+        "reads": lambda: reads.measure(lab, lab.scale),
+        "scale": lambda: scale.measure(lab, lab.scale),
+        "upkeep": lambda: upkeep.measure(lab, args.gigabytes),
+    }
+    return measures[name]()
 
 
 class Measuring:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _STATES = ("new", "paid", "packed", "sent", "back")
+_BOOLEANS = ("false", "true")
 _NOTE = "to be left at the neighbour's, second door on the right, please"
 # Of a hundred changes; the others are updates.
 _INSERTS, _DELETES = 20, 5
@@ -59,17 +61,35 @@ def changes(rows: int, count: int, *, recent: bool) -> Iterator[bytes | None]:
 
     :param recent: nine of ten changes are of the tenth of the rows that is newest; else they are of any.
     """
-    rng, last = random.Random(7), rows
-    for number in range(count):
+    for number, (key, op) in enumerate(_changed_keys(rows, count, recent=recent)):
         place = 1_000 + 60 * number
-        kind = rng.randrange(100)
-        if kind < _INSERTS:
-            key, op, last = last, "c", last + 1
-        else:
-            first = last - last // 10 if recent and rng.randrange(10) else 0
-            key, op = rng.randrange(first, last), "d" if kind < _INSERTS + _DELETES else "u"
-        row = (key, number, _STATES[number % 5], number % 1000, place, number % 9, "true" if number % 2 else "false")
-        before, after = (_KEYS_ONLY % key, "null") if op == "d" else ("null", _ROW % row)
+        before, after = (_KEYS_ONLY % key, "null") if op == "d" else ("null", _ROW % _values(key, number))
         yield (_VALUE % (before, after, place, place, number, place, op)).encode()
         if op == "d":
             yield None
+
+
+def records(rows: int, count: int, *, deletes: bool = True) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield key and value of so many plain records, each the new row of a key, or a tombstone.
+
+    :param deletes: whether there are tombstones; else a row comes in place of each.
+    """
+    for number, (key, op) in enumerate(_changed_keys(rows, count, recent=False)):
+        is_tombstone = deletes and op == "d"
+        yield b'{"id":%d}' % key, None if is_tombstone else (_ROW % _values(key, number)).encode()
+
+
+def _changed_keys(rows: int, count: int, *, recent: bool) -> Iterator[tuple[int, str]]:
+    rng, last = random.Random(7), rows
+    for _ in range(count):
+        kind = rng.randrange(100)
+        if kind < _INSERTS:
+            last += 1
+            yield last - 1, "c"
+        else:
+            first = last - last // 10 if recent and rng.randrange(10) else 0
+            yield rng.randrange(first, last), "d" if kind < _INSERTS + _DELETES else "u"
+
+
+def _values(key: int, number: int) -> tuple[Any, ...]:
+    return (key, number, _STATES[number % 5], number % 1000, 1_000 + 60 * number, number % 9, _BOOLEANS[number % 2])

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +28,13 @@ from dev.bench.against import MOST, NARROW, Comparison, commit, merge, parse
 from dev.bench.bounds import FIRST_COMMIT_ROW, RATIOS, verdicts
 from dev.bench.builds import install_commit_or_wheel
 from dev.bench.figures import Figure
-from dev.bench.lake import new_lake
+from dev.bench.lake import NAMESPACE, new_lake
 from dev.bench.peers import resolve_peer
 from dev.bench.process_tree import CommandFailed, PeakMemory, run_measured
+from dev.bench.programs.mirroring import KINDS
 from dev.bench.results import Results, Sample
 from dev.bench.rows import ROWS, groups
+from dev.bench.shop import records as shop_records
 from dev.bench.summary import lines
 from dev.bench.topics import TOPICS, Topic, render
 from dev.errors import BuildFailed
@@ -403,6 +406,22 @@ def test_import_dag_commits_and_merges_are_measured_of_the_source_that_is_named(
         parse(tmp_path)
 
 
+def test_a_table_by_key_of_each_kind_has_the_rows_of_the_same_changes(tmp_path: Path) -> None:
+    newest = dict.fromkeys(range(1_000), True) | {
+        json.loads(key)["id"]: value is not None for key, value in shop_records(1_000, 300)
+    }
+    rows = dict[str, int]()
+    for kind in KINDS:
+        with new_lake(tmp_path / kind) as lake:
+            arguments = {"folder": lake.folder, "table": f"{NAMESPACE}.orders", "kind": kind}
+            arguments |= {"rows": 1_000, "changes": 100, "batches": 3}
+            rows[kind] = run_program(tmp_path, "mirroring", arguments)["rows"]
+    live = sum(newest.values())
+    assert rows["events"] == rows["records"] == live
+    # A version that a change has ended stays; with columns not each change ends one.
+    assert rows["history"] > rows["columns"] > live
+
+
 def test_a_build_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match="no-such-commit"):
         install_commit_or_wheel("no-such-commit", print)
@@ -410,14 +429,19 @@ def test_a_build_that_is_not_there_is_named(tmp_path: Path) -> None:
         install_commit_or_wheel(str(tmp_path / "nowhere.whl"), print)
 
 
+def run_program(folder: Path, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a program of the benchmark; return what it measured."""
+    result = folder / "result.json"
+    options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+    command = [sys.executable, "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
+    run_measured(command, {**os.environ, "PYTHONPATH": str(CHECKOUT)}, watch=False)
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
 def test_each_way_compacts_the_same_small_files(tmp_path: Path) -> None:
     def run(name: str, **arguments: Any) -> dict[str, Any]:
-        result = tmp_path / "result.json"
-        options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
-        run_measured(command, {**os.environ, "PYTHONPATH": str(CHECKOUT)}, watch=False)
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        return run_program(tmp_path, name, arguments)
 
     with new_lake(tmp_path / "lake") as lake:
         delta = lake.folder / "delta"

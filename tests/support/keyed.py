@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +95,12 @@ class Follower:
             raise
 
     def _land(self, config: MirrorConfig, sink: Any, records: Sequence[Record]) -> None:
-        state, places = sink.load("run"), list[Event]()
-        metadata, tombstones = tuple(config.metadata_columns), config.tombstone_policy
-        decoders = RowDecoderFactory(config.payload, metadata, None, OnError.FAIL, tombstones)
+        schema, placed = sink.load("run").schema, list[Record]()
         for partition in sorted({one.partition for one in records}):
-            own = [one for one in records if one.partition == partition]
             first = self.offsets.get(partition, 0)
-            values, keys = (pa.array([getattr(one, name) for one in own], pa.binary()) for name in ("value", "key"))
-            offsets = [first + at if one.offset is None else one.offset for at, one in enumerate(own)]
-            raw = RawBatch(IDENTITY.topic, partition, offsets, [-1] * len(own), values, keys)
-            decoder = decoders(state.schema, raw)
-            assert decoder is not None or all(one.value is None for one in own), "tombstones alone show no columns"
-            if decoder is not None:
-                self.mirror.take(sink, decoder.decode(raw).rows)
-            places += [Event("c", 0, None, 0, 0, partition=partition, offset=offset) for offset in offsets]
+            own = [one for one in records if one.partition == partition]
+            placed += [replace(one, offset=first + at) if one.offset is None else one for at, one in enumerate(own)]
+        places = write(self.mirror, config, sink, schema, placed)
         sink.commit(landing_of(places))
         for one in places:
             self.offsets[one.partition] = one.offset + 1
@@ -118,6 +110,27 @@ class Follower:
         found = [row for row in self.mirror.found() if not row.get("_is_deleted")]
         beside = ("_cdc_", "_kafka_", "_is_deleted")
         return [{name: value for name, value in row.items() if not name.startswith(beside)} for row in found]
+
+
+def write(mirror: HandMirror, config: MirrorConfig, sink: Any, schema: Any, records: Sequence[Record]) -> list[Event]:
+    """Decode records, each with its offset, and write their rows; return their places, by partition.
+
+    :param schema: the columns of the table, from the state that the sink has loaded.
+    """
+    metadata, tombstones = tuple(config.metadata_columns), config.tombstone_policy
+    decoders = RowDecoderFactory(config.payload, metadata, None, OnError.FAIL, tombstones)
+    places = list[Event]()
+    for partition in sorted({one.partition for one in records}):
+        own = [one for one in records if one.partition == partition]
+        values, keys = (pa.array([getattr(one, name) for one in own], pa.binary()) for name in ("value", "key"))
+        offsets = [one.offset for one in own if one.offset is not None]
+        raw = RawBatch(IDENTITY.topic, partition, offsets, [-1] * len(own), values, keys)
+        decoder = decoders(schema, raw)
+        assert decoder is not None or all(one.value is None for one in own), "tombstones alone show no columns"
+        if decoder is not None:
+            mirror.take(sink, decoder.decode(raw).rows)
+        places += [Event("c", 0, None, 0, 0, partition=partition, offset=offset) for offset in offsets]
+    return places
 
 
 def stopped(follower: Follower, records: list[Record], reason: StopReason, match: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from pyiceberg.table import StaticTable
 
 from dev.bench.lab import PEERS_PYTHON, Installation, Lab
 from dev.bench.lake import look_at
 from dev.bench.peers import LandedWrong
 from dev.bench.peers.landing import sample_of
+from dev.bench.programs.upserting import table_in
 from dev.bench.results import Sample
 from dev.bench.rows import Row
 
@@ -32,13 +30,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         env = {**os.environ, "RUNTIME__DLTHUB_TELEMETRY": "false", "DLT_DATA_DIR": str(lake.folder / "home")}
         arguments = {"bootstrap": lab.kafka.bootstrap, "topic": topic.name, "records": records, "folder": lake.folder}
         told, done = lab.run_program("dlt_pipeline", arguments, env, INSTALLED)
-        landed = look_at(_table(lake.folder / "warehouse" / "bench" / "clicks"))
+        landed = look_at(table_in(lake.folder / "warehouse" / "bench" / "clicks"))
         if landed.rows != records:
             raise LandedWrong(row, records, landed.rows)
         return {row.name: sample_of(row, number, topic, records, told, done, landed)}
-
-
-def _table(folder: Path) -> StaticTable:
-    """Open the table by its newest metadata: dlt keeps its catalog in memory."""
-    newest = max((folder / "metadata").glob("*.metadata.json"), key=lambda path: path.name)
-    return StaticTable.from_metadata(f"file://{newest}")

@@ -20,9 +20,9 @@ from airflow_lakestream.audit.version_comparison import KeyPartitions, VersionCo
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.stops import MirrorStopped
 from tests.support.keyed import Follower, Record, Source
+from tests.support.keyed_models import day
 from tests.support.mirroring import HandMirror
 from tests.unit.audit.test_keyed import FEW, MIRRORS, keyed, ranges, tallies
-from tests.unit.cdc.test_histories import day
 
 Row = dict[str, Any]
 PLAIN: Row = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,76 +21,12 @@ from airflow_lakestream.cdc.rows import RowStrategy
 from airflow_lakestream.cdc.stops import StopReason
 from airflow_lakestream.core.policies import MergeMode
 from tests.support.keyed import Follower, Record, Source, stopped
+from tests.support.keyed_models import FIELDS, KeyHistory, Row, day
 from tests.support.mirroring import Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.cdc.strategies import cut, histories, shuffled, with_copies
 
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
 MIRRORS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
-FIELDS = ("a", "b", "op")
-Row = dict[str, Any]
-
-
-@dataclass
-class Version:
-    """A version of a row: its first and its last record, as time and offset, and the row."""
-
-    first: tuple[int, int]
-    last: tuple[int, int]
-    row: Row
-
-
-@dataclass
-class KeyHistory:
-    """Model of a key: its versions, and the places of its deletions, each list in order."""
-
-    columns: Sequence[str]
-    versions: list[Version] = field(default_factory=list)
-    deletions: list[tuple[int, int]] = field(default_factory=list)
-
-    def land(self, place: tuple[int, int], record: Row) -> None:
-        """Take the record that comes next."""
-        before = [one for one in self.versions if one.first <= place]
-        held = before[-1] if before and not self._ended(before[-1].last, place) else None
-        row = (held.row if held else dict.fromkeys(FIELDS)) | record
-        is_same = bool(self.columns) and held is not None and self._shown(held.row) == self._shown(row)
-        if record.get("op") != "D" and is_same and held is not None:
-            if place > held.last:
-                held.last, held.row = place, row
-            return
-        if held is not None and held.last > place:
-            self.versions.insert(len(before), Version(held.last, held.last, held.row))
-            held.last = held.first
-        if record.get("op") == "D":
-            self.deletions = sorted([*self.deletions, place])
-            return
-        after = next((one for one in self.versions if one.first > place), None)
-        goes_on = self.columns and after and not self._ended(place, after.first)
-        if after and goes_on and self._shown(after.row) == self._shown(row):
-            after.first = place
-        else:
-            self.versions = sorted([*self.versions, Version(place, place, row)], key=lambda one: one.first)
-
-    def rows(self) -> list[Row]:
-        """Return the versions as the table has them."""
-        found = []
-        for number, one in enumerate(self.versions):
-            following = [other.first for other in self.versions[number + 1 :]]
-            ends = [place for place in (*following, *self.deletions) if place > one.last]
-            times = {"_valid_from": day(one.first[0]), "_valid_to": day(min(ends)[0]) if ends else None}
-            found.append(one.row | times | {"_is_current": not ends})
-        return found
-
-    def _shown(self, row: Row) -> Row:
-        return {name: row[name] for name in self.columns}
-
-    def _ended(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
-        return any(one < place < other for place in self.deletions)
-
-
-def day(number: int) -> datetime:
-    """Return a day as a time."""
-    return datetime(2026, 1, 10, tzinfo=UTC) + timedelta(days=number)
-
 
 RECORDS = st.fixed_dictionaries(
     {"at": st.integers(-3, 3)},

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.policies import MergeMode
 from tests.support.keyed import Follower, Record
+from tests.support.keyed_models import GivenRows, day
 from tests.support.mirroring import HandDeltaMirror, HandMirror
 
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
@@ -110,32 +111,6 @@ class FirstRows:
 
 
 @dataclass
-class GivenRows:
-    """Model of a table by key whose records have some of the fields: each field as the last record gave it."""
-
-    by_sequence: bool
-    rows: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    places: dict[int, int] = field(default_factory=dict)
-    # The rows that were deleted, with the values that they had last.
-    deleted: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-    def land(self, key: int, record: dict[str, Any] | None) -> None:
-        """Take a record in the order of offsets; a late one changes nothing."""
-        place = 0 if record is None or not self.by_sequence else record["at"]
-        if place < self.places.get(key, place):
-            return
-        self.places[key] = place
-        nothing = dict.fromkeys(("at", "a", "b", "op"))
-        before = self.rows.get(key) or nothing
-        if record is None or record.get("op") == "D":
-            kept = self.rows.get(key) or self.deleted.get(key, nothing)
-            self.rows[key], self.deleted[key] = None, kept if record is None else before | record
-        else:
-            self.rows[key] = before | record
-            self.deleted.pop(key, None)
-
-
-@dataclass
 class RowHistory:
     """Model of a table with the history of rows: a version ends at the next record of its key."""
 
@@ -180,11 +155,6 @@ class RecentRows:
             own = [row["at"] for row in self.rows if row["id"] == one.key]
             if all(abs(day(one.at) - at) > timedelta(days=self.within) for at in own):
                 self.rows.append(one.row | {"at": day(one.at)})
-
-
-def day(number: int) -> datetime:
-    """Return a day as a time."""
-    return datetime(2026, 1, 10, tzinfo=UTC) + timedelta(days=number)
 
 
 def stop_of(follower: Follower, batch: Sequence[Record]) -> StopReason | None:

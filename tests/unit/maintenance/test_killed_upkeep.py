@@ -1,7 +1,7 @@
 """Mirrors and Delta tables with upkeep, restored and killed at random: rows, receipts and files are right.
 
-Appends to Iceberg tables are played by `tests/faults`. `LAKESTREAM_HISTORIES=500` plays more, `SEED=7` one again, and
-with both the seeds from 7 on.
+Mirrors are those of a database's table, and tables by key of plain records. Appends to Iceberg tables are played by
+`tests/faults`. `LAKESTREAM_HISTORIES=500` plays more, `SEED=7` one again, and with both the seeds from 7 on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.config.maintenance import MaintenanceSection
 from airflow_lakestream.core.landing import job as landing_job
@@ -44,16 +43,12 @@ from tests.support.fault_run import (
 )
 from tests.support.given_records import GROUP, TOPIC
 from tests.support.lake import QUICK_RETRIES, assert_files_are_whole
+from tests.support.mirror_logs import EventLog, MirrorLog, RecordLog
 from tests.support.mirroring import (
     IDENTITY,
     TABLE,
-    Event,
     HandDeltaMirror,
     HandMirror,
-    come_to,
-    deleted_by,
-    landing_of,
-    rows_of,
 )
 from tests.support.upkeep_history import AT_ONCE, NEW, OLD, WORKS, DeltaHistory, StoreOfRuns, UpkeepHistory
 from tests.unit.maintenance.test_old_rows import OldRowsLake
@@ -78,37 +73,28 @@ def store(monkeypatch: pytest.MonkeyPatch) -> StoreOfRuns:
 
 
 class MirrorHistory(UpkeepHistory):
-    """Random history of a mirror."""
+    """Random history of a mirror, with a log of this kind."""
 
     mirror: HandMirror
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, kind: type[MirrorLog[Any]]) -> None:
         super().__init__(folder, seed)
-        self.log = list[Event]()
-        self.is_soft = self.rng.random() < 0.3
+        self.log = kind(self.rng)
         self.lands_all = False
 
     def produce(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
-            number, key = len(self.log), cast(int | None, self.rng.randrange(8))
-            op = self.rng.choice("uud") if key in come_to(self.log) else "c"
-            # Debezium leaves out a large value that was not changed.
-            values = (f"n{number}", UNAVAILABLE if op == "u" and self.rng.random() < 0.2 else f"big{number}")
-            if self.rng.random() < 0.03:
-                op, key = "t", None
-            event = Event(op, key, values if op in "cu" else None, number + 1, number, offset=number)
-            self.log.append(event)
-        self.story.append(f"{len(self.log)} events")
+            self.log.produce()
+        self.story.append(f"{len(self.log.entries)} records")
 
     def land_by(self, sink: Any) -> None:
-        landed = sink.load("run").ledger.entry(IDENTITY).landed
-        events = [one for one in self.log if not landed.intervals(IDENTITY.topic, 0) or not _is_in(landed, one.offset)]
-        if events:
+        state = sink.load("run")
+        entries = self.log.entries_in(RangeSet(state.ledger.entry(IDENTITY).landed), inside=False)
+        if entries:
             # What was one landing before a rollback may be several after it.
             if not self.lands_all and self.rng.random() < 0.4:
-                events = events[: self.rng.randint(1, len(events))]
-            self.mirror.take(sink, rows_of(events, self.mirror.kind))
-            sink.commit(landing_of(events))
+                entries = entries[: self.rng.randint(1, len(entries))]
+            self.log.land(self.mirror, sink, state.schema, entries)
 
     def retention(self) -> dict[str, Any]:
         # A mirror refuses it, and the other works go on.
@@ -123,19 +109,16 @@ class MirrorHistory(UpkeepHistory):
         return RangeSet(ledger.entry(IDENTITY).landed)
 
     def check(self) -> None:
-        """Compare the rows with the landed events, also if the memory of deleted rows knows later ones."""
+        """Compare the rows with the landed records, also if the memory of deleted rows knows later ones."""
         if landed := self.landed():
-            events = [one for one in self.log if _is_in(landed, one.offset)]
-            assert self.mirror.rows() == come_to(events)
-            if self.is_soft:
-                assert self.mirror.deleted() == deleted_by(events)
+            self.log.check(self.mirror, self.log.entries_in(landed, inside=True))
         self.check_files()
 
     def check_all(self) -> None:
         self.lands_all = True
         self.begin("land", self.land, Fate())
         self.lands_all = False
-        assert self.landed() == RangeSet.of(IDENTITY.topic, 0, 0, len(self.log))
+        assert self.landed() == self.log.ranges
         self.check()
 
     @abstractmethod
@@ -143,19 +126,16 @@ class MirrorHistory(UpkeepHistory):
         """Check that no file is missing that a kept version needs."""
 
 
-def _is_in(ranges: RangeSet, offset: int) -> bool:
-    return any(start <= offset < end for start, end in ranges.intervals(IDENTITY.topic, 0))
-
-
 class IcebergMirrorHistory(MirrorHistory):
     """Runs go on in turns; commits may be refused, lost, or applied late."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        super().__init__(folder, seed)
+    def __init__(self, folder: Path, seed: int, kind: type[MirrorLog[Any]]) -> None:
+        super().__init__(folder, seed, kind)
         keep = self.rng.choice(["all", "all", "1000", "2", "4"])
         properties = {**QUICK_RETRIES, "lakestream.snapshots.keep": keep}
         modes = self.rng.sample([*MergeMode], 2)
-        self.mirror = HandMirror(folder, soft_delete=self.is_soft, modes=modes, **properties)
+        self.mirror = HandMirror(folder, modes=modes, **properties)
+        self.mirror.design = self.log.design(self.mirror.design)
         self.tags = dict[str, Any]()
         self.manifests = dict[str, set[str]]()
 
@@ -283,11 +263,12 @@ def _rows(table: Table, snapshot_id: int) -> list[str]:
 
 
 class DeltaMirrorHistory(DeltaHistory, MirrorHistory):
-    def __init__(self, folder: Path, seed: int, store: StoreOfRuns) -> None:
-        super().__init__(folder, seed)
+    def __init__(self, folder: Path, seed: int, kind: type[MirrorLog[Any]], store: StoreOfRuns) -> None:
+        MirrorHistory.__init__(self, folder, seed, kind)
         self.store = store
-        mirror = HandDeltaMirror(folder, soft_delete=self.is_soft, **AT_ONCE)
+        mirror = HandDeltaMirror(folder, **AT_ONCE)
         self.mirror, self.place = mirror, mirror.place
+        mirror.design = self.log.design(mirror.design)
 
     def land(self, run: Run) -> None:
         self.land_by(self.mirror.sink())
@@ -359,14 +340,18 @@ class DeltaRowsHistory(DeltaHistory):
         self.vacuum()
 
 
+@pytest.mark.parametrize("kind", [EventLog, RecordLog])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_mirror_in_iceberg_is_right_after_each_step(tmp_path: Path, seed: int) -> None:
-    IcebergMirrorHistory(tmp_path, seed).play(STEPS)
+def test_a_mirror_in_iceberg_is_right_after_each_step(tmp_path: Path, seed: int, kind: type[MirrorLog[Any]]) -> None:
+    IcebergMirrorHistory(tmp_path, seed, kind).play(STEPS)
 
 
+@pytest.mark.parametrize("kind", [EventLog, RecordLog])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_mirror_in_delta_is_right_after_each_step(tmp_path: Path, store: StoreOfRuns, seed: int) -> None:
-    DeltaMirrorHistory(tmp_path, seed, store).play(STEPS)
+def test_a_mirror_in_delta_is_right_after_each_step(
+    tmp_path: Path, store: StoreOfRuns, seed: int, kind: type[MirrorLog[Any]]
+) -> None:
+    DeltaMirrorHistory(tmp_path, seed, kind, store).play(STEPS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
