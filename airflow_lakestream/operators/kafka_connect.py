@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.checks import auditor_of
-from airflow_lakestream.config.literals import Check
 
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.setting import SettingTaker
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 _STALL_S = 1_800.0
 # Settings of the connector that a look in the triggerer needs; others stay out of Airflow's database.
 _TRIGGER_SETTINGS = ("topics", "consumer.override.group.id", "value.converter", SESSION)
-
-_CHECKS: dict[str, Check] = {
-    "kind": partial(choose, ConnectorKind),
-    "publish_interval": positive_seconds,
-    "prove": proven_share,
-}
 
 
 @documented(SettingTaker.CONNECT)
@@ -66,8 +59,6 @@ class KafkaConnectOperator(SupervisedOperator):
     :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source. Without a ledger,
         None leaves stalls unwatched (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
-    :param prove: `"all"`: before they are visible, rows of Iceberg's sink are compared with the extract's rows of the
-        same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
     :param stall_timeout: running tasks with unread records that neither read nor commit for that long are
         restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
     :param on_kill_action: action on the connector after a person's clear or "mark failed": `"stop"`, `"pause"` or
@@ -109,7 +100,8 @@ class KafkaConnectOperator(SupervisedOperator):
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
         # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_literal_secrets(config)
-        set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, self._checks() | _CHECKS)
+        checks_of_literals = {"kind": partial(choose, ConnectorKind), **self._checks()}
+        set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, checks_of_literals)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()
 
@@ -176,8 +168,15 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def stream_names(self) -> Mapping[str, Any]:
         """Return topic, table and group of a sink with a ledger."""
-        sink = self.spec().sink
+        sink = self._supervision().spec.sink
         return {"topic": sink.topic, "table": sink.table, "consumer_group": self.group()} if sink else {}
+
+    def _supervision(self) -> ConnectorSupervision:
+        """Return the supervision that `new_supervisor` has made for this task."""
+        from airflow_lakestream.connect.driving import ConnectorSupervision
+
+        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` makes a ConnectorSupervision"
+        return self._supervisor
 
     def group(self) -> str:
         """Return the name of the ledger."""
@@ -185,12 +184,11 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
         """Return the trigger for the connector."""
-        from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` makes a ConnectorSupervision"
-        connect = self._trigger_arguments(self._supervisor.spec)
-        return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._supervisor.to_hand_on())
+        supervision = self._supervision()
+        connect = self._trigger_arguments(supervision.spec)
+        return KafkaConnectTrigger(**watched, connect=connect, handed_on=supervision.to_hand_on())
 
     def _trigger_arguments(self, spec: ConnectorSpec) -> dict[str, Any]:
         """Return the argument `connect` of `KafkaConnectTrigger`, without secrets."""
@@ -222,14 +220,11 @@ class KafkaConnectOperator(SupervisedOperator):
         which Airflow retries.
         """
         from airflow_lakestream.connect.connector import ConnectorFailed, ConnectorGaveUp
-        from airflow_lakestream.connect.driving import ConnectorSupervision
 
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
-        supervisor = self._supervisor
-        if isinstance(supervisor, ConnectorSupervision) and (at_damage := supervisor.at_damage()) is not None:
-            return at_damage
-        return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
+        at_damage = self._supervision().at_damage()
+        return at_damage or ConnectorGaveUp(location, decision.reason, decision.history.restarts)
 
     def _limits_of(self, default_stall: float) -> SupervisionLimits:
         """Return the limits; `default_stall` is the default of `stall_timeout`, in seconds."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 # Arguments of FlinkSqlOperator that `FlinkConfig` gets unchanged: always, and only with a value.
-_REQUIRED_ARGUMENTS = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
+_REQUIRED_ARGUMENTS = ("topic", "table", "format", "start_offset", "on_data_loss", "publish_interval", "prove")
 _OPTIONAL_ARGUMENTS = (
     *("columns", "sql", "sql_input", "schema", "start_timestamp", "partition_by", "branch", "checks"),
     *("on_error", "max_rejected"),
@@ -96,7 +96,6 @@ def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
         kafka=kafka.configuration(),
         registry={} if registry is None else asdict(registry),
         consumer_group=operator.consumer_group or operator.dag_id,
-        publish_interval=seconds("publish_interval", operator.publish_interval),
         table_properties=dict(operator.table_properties or {}),
         **{name: getattr(operator, name) for name in _REQUIRED_ARGUMENTS},
         **optional,
@@ -148,8 +147,8 @@ def _common(operator: SupervisedOperator, owner: str) -> dict[str, Any]:
         "manager": manager,
         "owner": owner,
         "checkpoint_location": str(operator.checkpoint_location).rstrip("/"),
-        "checkpoint_interval": seconds("checkpoint_interval", operator.checkpoint_interval),
-        "parallelism": arguments.count("parallelism", operator.parallelism, "subtasks"),
+        "checkpoint_interval": operator.checkpoint_interval,
+        "parallelism": operator.parallelism,
     }
 
 
