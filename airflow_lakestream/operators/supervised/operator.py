@@ -31,7 +31,7 @@ from airflow_lakestream.driver.supervisor import (
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, emit_to_outlets, late_imports
-from airflow_lakestream.operators.lineage import LineageReporting, keep_lineage
+from airflow_lakestream.operators.lineage import LineageKeeping, LineageReporting
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ _FOREVER = timedelta(days=36_500)
 # Seconds between two looks in the worker, and in the triggerer, which looks at many streams.
 _POLL_S = 5.0
 _DEFERRED_POLL_S = 30.0
-
-_DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
-_CHECKS: dict[str, Check] = {
-    "max_restarts": count_from_zero,
-    **dict.fromkeys(("restart_backoff", *_DURATIONS), seconds),
-}
 
 
 class StreamLeft(LakestreamError, Transient):
@@ -134,7 +128,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     template_fields: Sequence[str] = templated(__init__, "deferrable")
 
     def _checks(self) -> dict[str, Check]:
-        return {**_CHECKS, "on_kill_action": partial(choose, self.on_kill_actions)}
+        return {"on_kill_action": partial(choose, self.on_kill_actions)}
 
     def _on_kill_action(self) -> StrEnum:
         return choose(self.on_kill_actions, "on_kill_action", self.on_kill_action)
@@ -249,22 +243,13 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         self._is_supervising = True
         try:
             # The lineage is outermost, so that the reaction to a signal is done first.
-            with keep_lineage(self, supervisor):
-                return self._supervise_until_signal(context, supervisor, task_report, decision)
+            with LineageKeeping(self, supervisor):
+                try:
+                    return self._supervise(supervisor, task_report, decision)
+                except _Signalled:
+                    raise self._answer_to_signal(context, supervisor, task_report) from None
         finally:
             self._is_supervising = False
-
-    def _supervise_until_signal(
-        self,
-        context: Context,
-        supervisor: StreamSupervisor,
-        task_report: TaskReport,
-        decision: SupervisionDecision | None,
-    ) -> dict[str, Any]:
-        try:
-            return self._supervise(supervisor, task_report, decision)
-        except _Signalled:
-            raise self._answer_to_signal(context, supervisor, task_report) from None
 
     def _supervise(
         self, supervisor: StreamSupervisor, task_report: TaskReport, decision: SupervisionDecision | None
