@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,6 +64,21 @@ def airflow_errors() -> AbstractContextManager[None]:
     error is raised without the tracebacks of its causes, which are in the log at DEBUG.
     """
     return _AirflowErrors()
+
+
+class StopsOnKill:
+    """Mixin, left of Airflow's BaseOperator: a kill of the task sets `_stop`, at which the work ends.
+
+    Uncommitted files leave no trace.
+    """
+
+    @cached_property
+    def _stop(self) -> threading.Event:
+        return threading.Event()
+
+    def on_kill(self) -> None:
+        """Stop between two steps of the work."""
+        self._stop.set()
 
 
 # By extra, the modules whose presence shows that the extra is installed.

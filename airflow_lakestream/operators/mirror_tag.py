@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from airflow.providers.common.compat.sdk import Asset, AssetAlias, BaseSensorOpe
 
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.operators.arguments import set_arguments, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports, table_asset
+from airflow_lakestream.operators.base import StopsOnKill, airflow_errors, late_imports, table_asset
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 10
 
 
-class LakestreamTagOperator(TextRendering, BaseSensorOperator):
+class LakestreamTagOperator(TextRendering, StopsOnKill, BaseSensorOperator):
     """Tag several mirrors at one position of the database, so that a query over the tags sees whole transactions.
 
     Lands each mirror up to exactly this position; landings by other tasks may go on. Waits like a sensor, by default
@@ -63,7 +62,6 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
     ) -> None:
         super().__init__(**{"mode": "reschedule", **kwargs})
         set_arguments(self, LakestreamTagOperator, locals())
-        self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -108,7 +106,3 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
                     context["outlet_events"][outlet].add(table_asset(table), extra=own)
             elif isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = dict(result)
-
-    def on_kill(self) -> None:
-        """Stop between two batches; uncommitted files leave no trace."""
-        self._stop.set()
