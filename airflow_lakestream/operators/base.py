@@ -125,11 +125,18 @@ def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, A
     """
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
     without_topics = {name: value for name, value in result.items() if name != "topics"}
+    reports = {table: without_topics | {"table": table, "rows": rows} for table, rows in written.items()}
+    put_on_outlets(context, outlets, result, reports if len(written) > 1 else dict.fromkeys(written, result))
+
+
+def put_on_outlets(
+    context: Any, outlets: Iterable[Any], result: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Put a result on the event of each asset; an alias gets an asset for each table, with the table's report."""
     for outlet in outlets:
         if isinstance(outlet, AssetAlias):
-            for table, rows in written.items():
-                report = without_topics | {"table": table, "rows": rows} if len(written) > 1 else dict(result)
-                context["outlet_events"][outlet].add(table_asset(table), extra=report)
+            for table, report in reports.items():
+                context["outlet_events"][outlet].add(table_asset(table), extra=dict(report))
         elif isinstance(outlet, Asset):
             context["outlet_events"][outlet].extra = dict(result)
 

@@ -13,9 +13,15 @@ from airflow_lakestream.config.checks import auditor_of
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.connect.configuration import SESSION, as_text, complete_config, refuse_literal_secrets
-from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
-from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
-from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
+from airflow_lakestream.connect.connector import (
+    ConnectorFailed,
+    ConnectorGaveUp,
+    ConnectorKind,
+    ConnectorSpec,
+    OnKillConnector,
+)
+from airflow_lakestream.core.policies import choose, is_given, is_literal
+from airflow_lakestream.driver.supervisor import SupervisionDecision
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
@@ -25,7 +31,6 @@ from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.connect.connector import ConnectorSpec
     from airflow_lakestream.connect.driving import ConnectorSupervision
     from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
@@ -113,8 +118,6 @@ class KafkaConnectOperator(SupervisedOperator):
         The configuration of Iceberg's sink is completed. The limits depend on the sink's commits. Raises
         InvalidArgument.
         """
-        from airflow_lakestream.connect.connector import ConnectorSpec
-
         if not is_given(self.connector):
             raise InvalidArgument("connector", "is missing: Connect knows a connector by its name.")
         kind, config = choose(ConnectorKind, "kind", self.kind), as_text(self.config)
@@ -129,11 +132,14 @@ class KafkaConnectOperator(SupervisedOperator):
             raise InvalidArgument("checks", problem, "Leave them out.")
         elif not config.get("connector.class"):
             raise InvalidArgument("config", "connector.class is missing.", "Set it: it is the connector's Java class.")
+        limits = self.limits()
+        usual_stall = sink.commit_bound if sink else _STALL_S
+        stall = usual_stall if limits.stall_timeout is None else limits.stall_timeout
         return ConnectorSpec(
             name=str(self.connector),
             kind=kind,
             config=config,
-            limits=self._limits_of(sink.commit_bound if sink else _STALL_S),
+            limits=replace(limits, stall_timeout=stall, stop_timeout=None),
             poll_interval=self.seconds_between_looks(),
             publish_interval=interval,
             sink=sink,
@@ -219,14 +225,7 @@ class KafkaConnectOperator(SupervisedOperator):
         ConnectorFailed for a final failure; otherwise ConnectorAtDamage at a damaged batch, or else ConnectorGaveUp,
         which Airflow retries.
         """
-        from airflow_lakestream.connect.connector import ConnectorFailed, ConnectorGaveUp
-
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
         at_damage = self._supervision().at_damage()
         return at_damage or ConnectorGaveUp(location, decision.reason, decision.history.restarts)
-
-    def _limits_of(self, default_stall: float) -> SupervisionLimits:
-        """Return the limits; `default_stall` is the default of `stall_timeout`, in seconds."""
-        stall = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else default_stall
-        return replace(self.limits(), stall_timeout=stall, stop_timeout=None)

@@ -29,7 +29,7 @@ from airflow_lakestream.driver.supervisor import (
     SupervisorAction,
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
+from airflow_lakestream.operators.arguments import check_written_flags, documented, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, emit_to_outlets, late_imports
 from airflow_lakestream.operators.lineage import LineageKeeping, LineageReporting
 from airflow_lakestream.operators.rendering import TextRendering
@@ -64,6 +64,7 @@ class _Signalled(Exception):
     """Exception for ending the supervision after SIGTERM."""
 
 
+@documented()
 class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     """Keep a single driver of a stream running and moving until a good end.
 
@@ -83,8 +84,6 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     :param stop_timeout: a driver that was asked to end kills itself if its batch takes longer; None: never (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
-    :param topic_url: address of the link Topic, such as `"https://kafka-ui/topics/{topic}"` (templated)
-    :param table_url: address of the link Table, with `{table}` in it (templated)
     """
 
     # The engine's name in metrics.
@@ -269,7 +268,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             if decision.action is SupervisorAction.WAIT:
                 self._defer(supervisor, task_report, decision.history)
             if decision.action is SupervisorAction.FINISH:
-                task_report.set_progress(supervisor.finish())
+                task_report.progress = supervisor.finish()
                 task_report.push_end_links()
                 return {self.place: supervisor.spec.location, **task_report.report()}
             task_report.report_failure(decision.reason, supervisor.log_tail())
