@@ -228,9 +228,9 @@ def doctor(
         if LakeCapability.CATALOG in lake.can:
             checks.iceberg(iceberg_conn, table, read_only=read_only)
         else:
-            checks.delta(str(table), storage_conn, read_only=read_only)
+            checks.store(str(table), lambda: open_storage(storage_conn).options, read_only=read_only)
         if checkpoint is not None:
-            checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
+            checks.store(checkpoint, lambda: open_store_properties(storage_conn), read_only=read_only)
     findings = checks.findings
     report = {"findings": [finding.to_dict() for finding in findings], "exit_code": exit_code(findings)}
     report_answer(report, "\n".join(map(str, findings)), as_json=as_json)
@@ -289,21 +289,11 @@ class _DoctorRun:
 
         self._look(CATALOG, look)
 
-    def delta(self, table: str, conn_id: str | None, *, read_only: bool) -> None:
+    def store(self, location: str, properties_of: Callable[[], Mapping[str, str] | None], *, read_only: bool) -> None:
         from airflow_lakestream.onramp.doctor.lake import STORE, check_store
 
         def look() -> Iterator[DoctorFinding]:
-            options = open_storage(conn_id).options
-            self._settings.append(options)
-            yield from check_store(table, options, read_only=read_only)
-
-        self._look(STORE, look)
-
-    def checkpoint(self, location: str, conn_id: str | None, *, read_only: bool) -> None:
-        from airflow_lakestream.onramp.doctor.lake import STORE, check_store
-
-        def look() -> Iterator[DoctorFinding]:
-            properties = open_store_properties(conn_id)
+            properties = properties_of()
             self._settings.append(properties)
             yield from check_store(location, properties, read_only=read_only)
 

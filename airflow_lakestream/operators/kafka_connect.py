@@ -11,7 +11,7 @@ from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.checks import auditor_of
 
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.setting import Check, SettingTaker
 from airflow_lakestream.connect.configuration import SESSION, as_text, complete_config, refuse_literal_secrets
 from airflow_lakestream.connect.connector import (
     ConnectorFailed,
@@ -105,7 +105,7 @@ class KafkaConnectOperator(SupervisedOperator):
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
         # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_literal_secrets(config)
-        checks_of_literals = {"kind": partial(choose, ConnectorKind), **self._checks()}
+        checks_of_literals: dict[str, Check] = {"kind": partial(choose, ConnectorKind), **self._checks()}
         set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, checks_of_literals)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()

@@ -110,11 +110,11 @@ def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
     :param operator: a `FlinkScriptOperator`.
     :param owner: key of the task's run, the same for all tries.
     """
+    common = {**_common(operator, owner), "name": f"{operator.dag_id}.{operator.task_id}"}
     if is_given(operator.jar):
         jar = str(operator.jar)
         return ScriptConfig(
-            **_common(operator, owner),
-            name=f"{operator.dag_id}.{operator.task_id}",
+            **common,
             jar=jar,
             jar_digest=digest_of(read_jar(jar)),
             entry_class=str(operator.entry_class) if is_given(operator.entry_class) else "",
@@ -124,10 +124,9 @@ def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
     wants_kafka = KAFKA in script
     wants_database = DATABASE in script and is_given(operator.database_conn_id)
     return ScriptConfig(
-        **_common(operator, owner),
+        **common,
         kafka=KafkaHook(operator.kafka_conn_id).configuration() if wants_kafka else {},
         database=connector_options(str(operator.database_conn_id)) if wants_database else {},
-        name=f"{operator.dag_id}.{operator.task_id}",
         script=script,
     )
 
