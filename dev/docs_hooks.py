@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
 from airflow_lakestream.config.engines import engines_table
-from airflow_lakestream.config.setting import FIRST_VERSION, MIRRORS, RecordMerge, Setting, SettingTaker
+from airflow_lakestream.config.setting import FIRST_VERSION, MIRRORS, RecordMerge, Setting, SettingSection, SettingTaker
 from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.connect import connector
 from airflow_lakestream.core import policies, routing
@@ -58,7 +58,7 @@ def _rows(taker: SettingTaker, up: str) -> Iterator[str]:
     defaults = {name: value for module in _CONFIGS[taker] for name, value in _defaults(module)}
     yield "| parameter | default | meaning |\n|---|---|---|"
     for one in SETTINGS.values():
-        if one.doc and not _is_refused(one, taker):
+        if one.doc and one.section is not SettingSection.OTHER and not _is_refused(one, taker):
             text = _linked(one.markdown(taker), up)
             default = one.mirrors_default if taker in MIRRORS else None
             yield f"| `{one.name}` | {default or one.default or defaults.get(one.name, '')} | {text} |"

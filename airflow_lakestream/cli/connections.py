@@ -307,7 +307,6 @@ def group_of(lake: Any, table: str, given: str | None, remedy: str = "") -> str:
     """
     if given is not None:
         return given
-
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
         raise InvalidArgument("--table", lake_of(table).missing_text(lake, table), remedy)
@@ -367,6 +366,11 @@ def report_text(text: str, *, err: bool = False) -> None:
     :param err: whether to print to stderr.
     """
     typer.echo(printable_lines(text), err=err)
+
+
+def report_answer(answer: object, text: str, *, as_json: bool) -> None:
+    """Print a command's answer as JSON, or as the text for people."""
+    report_text(json.dumps(answer, indent=2) if as_json else text)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from airflow_lakestream.cli.connections import (
     open_kafka,
     open_lake,
     output_to_stderr,
+    report_answer,
     report_text,
 )
 from airflow_lakestream.cli.tables import given
@@ -376,8 +376,4 @@ def maintain(
             lake = open_lake(tables[0], iceberg_conn, storage_conn)
             work = format_of(section.tables).part("upkeep")(lake, section, dry_run, budget_seconds, children=children)
             reports = work.run()
-    if as_json:
-        report_text(json.dumps([report.to_dict() for report in reports], indent=2))
-        return
-    for report in reports:
-        report_text(str(report))
+    report_answer([report.to_dict() for report in reports], "\n".join(map(str, reports)), as_json=as_json)

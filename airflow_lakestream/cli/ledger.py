@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -27,6 +26,7 @@ from airflow_lakestream.cli.connections import (
     open_lake,
     open_store_properties,
     output_to_stderr,
+    report_answer,
     report_text,
 )
 from airflow_lakestream.cli.edits import forget, rebuild, rename, reset
@@ -185,7 +185,7 @@ def show(
         ledger = books.ledger(group)
     if note := books.note:
         report_text(f"{table}: {note}", err=True)
-    report_text(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
+    report_answer(ledger_json(ledger), ledger_text(ledger), as_json=as_json)
 
 
 @app.command()
@@ -203,7 +203,7 @@ def history(
         loaded, group = load(catalog, table), group_of(catalog, table, group)
         check_group(loaded, group)
         past_landings, ledger = list(landings(loaded, group)), read_ledger(loaded, group)
-    report_text(json.dumps(history_json(past_landings), indent=2) if as_json else history_text(past_landings, ledger))
+    report_answer(history_json(past_landings), history_text(past_landings, ledger), as_json=as_json)
 
 
 for command in (rebuild, rename, reset, forget):
@@ -282,7 +282,7 @@ def adopt(
         filled = open_filled(lake, table, group)
         tool = _tool(origin, names, kafka, filled, storage_conn, connect_conn)
         adoption = work.write(lake, tool) if yes else work.look(lake, tool, filled)
-    report_text(json.dumps(adoption.to_dict(), indent=2) if as_json else "\n".join(_lines(adoption)))
+    report_answer(adoption.to_dict(), "\n".join(_lines(adoption)), as_json=as_json)
 
 
 def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
@@ -390,9 +390,6 @@ def hand_over(
         if to is HeirKind.CONNECT:
             target = ConnectorTarget(SinkConnector(open_connect(connect_conn), groups, name))
         done = work.run(lake, target, write=yes)
-    if as_json:
-        report_text(json.dumps(done.to_dict(), indent=2))
-        return
     places = ", ".join(f"{topic}[{p}] {offset}" for p, offset in sorted(done.offsets.items()))
     state = "goes on at" if done.done else "is not set yet; with --yes it goes on at"
-    report_text(f"{table}: {done.to} {state} {places}")
+    report_answer(done.to_dict(), f"{table}: {done.to} {state} {places}", as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,7 +148,8 @@ def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[st
     config = make_config(compiled, landing, **interval, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
-    report = land_run(config, kafka.configuration, lake, run_id=_run_id(), where=kafka.where, stop=threading.Event())
+    run_id = f"lakestream pipeline run {uuid.uuid4()}"
+    report = land_run(config, kafka.configuration, lake, run_id=run_id, where=kafka.where, stop=threading.Event())
     return last_line(report, config, _connection(landing, "iceberg"))
 
 
@@ -165,12 +167,6 @@ def _connection(landing: SinkLanding, kind: str) -> str:
 
 def _registry(landing: SinkLanding) -> dict[str, Any]:
     return dict(open_registry(landing.arguments, _connection(landing, "kafka")))
-
-
-def _run_id() -> str:
-    import uuid
-
-    return f"lakestream pipeline run {uuid.uuid4()}"
 
 
 def _columns(config: Any, lake: Any) -> list[str]:

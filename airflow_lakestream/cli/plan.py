@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from airflow_lakestream.cli.connections import (
     open_storage,
     open_store_properties,
     output_to_stderr,
-    report_text,
+    report_answer,
 )
 from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
 from airflow_lakestream.core.printable import counted
@@ -128,7 +127,7 @@ def plan(
         config = replace(config, consumer_group=group, topic=_topic_of(lake, table, group, topic))
         job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
         next_plan = dry_run(job, lake)
-    report_text(json.dumps(next_plan.to_dict(), indent=2) if as_json else next_plan.render())
+    report_answer(next_plan.to_dict(), next_plan.render(), as_json=as_json)
 
 
 def _topic_of(lake: Any, table: str, group: str, given: str | None) -> str:
@@ -229,12 +228,12 @@ def doctor(
         if LakeCapability.CATALOG in lake.can:
             checks.iceberg(iceberg_conn, table, read_only=read_only)
         else:
-            checks.delta(str(table), storage_conn, read_only=read_only)
+            checks.store(str(table), lambda: open_storage(storage_conn).options, read_only=read_only)
         if checkpoint is not None:
-            checks.checkpoint(checkpoint, storage_conn, read_only=read_only)
+            checks.store(checkpoint, lambda: open_store_properties(storage_conn), read_only=read_only)
     findings = checks.findings
     report = {"findings": [finding.to_dict() for finding in findings], "exit_code": exit_code(findings)}
-    report_text(json.dumps(report, indent=2) if as_json else "\n".join(map(str, findings)))
+    report_answer(report, "\n".join(map(str, findings)), as_json=as_json)
     raise typer.Exit(exit_code(findings))
 
 
@@ -290,21 +289,11 @@ class _DoctorRun:
 
         self._look(CATALOG, look)
 
-    def delta(self, table: str, conn_id: str | None, *, read_only: bool) -> None:
+    def store(self, location: str, properties_of: Callable[[], Mapping[str, str] | None], *, read_only: bool) -> None:
         from airflow_lakestream.onramp.doctor.lake import STORE, check_store
 
         def look() -> Iterator[DoctorFinding]:
-            options = open_storage(conn_id).options
-            self._settings.append(options)
-            yield from check_store(table, options, read_only=read_only)
-
-        self._look(STORE, look)
-
-    def checkpoint(self, location: str, conn_id: str | None, *, read_only: bool) -> None:
-        from airflow_lakestream.onramp.doctor.lake import STORE, check_store
-
-        def look() -> Iterator[DoctorFinding]:
-            properties = open_store_properties(conn_id)
+            properties = properties_of()
             self._settings.append(properties)
             yield from check_store(location, properties, read_only=read_only)
 

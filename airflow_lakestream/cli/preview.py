@@ -181,7 +181,7 @@ def _render(previewed: TopicPreview) -> str:
     lines = [*topic_lines(previewed), *columns_of(previewed)]
     if previewed.rows:
         lines.append(f"{counted(len(previewed.rows), 'row')}:")
-        lines += [f"  {_position_of_row(row)}  {_payload(row)}" for row in previewed.rows]
+        lines += [f"  {_position(row, '_kafka_')}  {_payload(row)}" for row in previewed.rows]
     if previewed.rejected:
         lines.append(f"{len(previewed.rejected)} rejected:")
         for record in previewed.rejected:
@@ -197,17 +197,13 @@ def _render(previewed: TopicPreview) -> str:
     return "\n".join(lines)
 
 
-def _position_of_row(row: Mapping[str, Any]) -> str:
-    return _position({name: row.get(f"_kafka_{name}") for name in ("partition", "offset", "timestamp")})
-
-
-def _position(record: Mapping[str, Any]) -> str:
-    """Return partition, offset and time of a record as text."""
-    timestamp = record["timestamp"]
+def _position(record: Mapping[str, Any], prefix: str = "") -> str:
+    """Return partition, offset and time of a record as text; `prefix` begins their names in the record."""
+    timestamp: Any = record.get(f"{prefix}timestamp")
     time = "no time"
     if hasattr(timestamp, "isoformat"):
         time = timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return f"[{record['partition']}] {record['offset']}  {time}"
+    return f"[{record.get(f'{prefix}partition')}] {record.get(f'{prefix}offset')}  {time}"
 
 
 def _payload(row: Mapping[str, Any]) -> str:

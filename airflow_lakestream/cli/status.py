@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,9 +34,6 @@ from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.watching.causes import span
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-
-    from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.watching.causes import StreamReason
     from airflow_lakestream.watching.streams.landings import SnapshotRecord
     from airflow_lakestream.watching.streams.looking import StreamSearch
@@ -318,35 +315,19 @@ class _PageFile:
         part.replace(self._file)
 
 
-@dataclass
 class _ConnectionLakes:
     """`watching.streams.looking.LakeConnections` by Airflow connections, each opened at its first use."""
 
-    iceberg_conn: str
-    storage_conn: str | None
-
-    def catalog(self) -> Catalog:
-        return self._catalog
-
-    def storage(self) -> DeltaStorage:
-        return self._storage
+    def __init__(self, iceberg_conn: str, storage_conn: str | None) -> None:
+        self.catalog = cache(partial(open_catalog, iceberg_conn))
+        self.storage = cache(partial(open_storage, storage_conn))
+        self._store_properties = cache(partial(open_store_properties, storage_conn))
 
     def properties(self, location: str) -> Mapping[str, str] | None:
         if "://" not in location or location.startswith("file:"):
             return None
-        return dict(self._catalog.properties) if self._of_store is None else self._of_store
-
-    @cached_property
-    def _catalog(self) -> Catalog:
-        return open_catalog(self.iceberg_conn)
-
-    @cached_property
-    def _storage(self) -> DeltaStorage:
-        return open_storage(self.storage_conn)
-
-    @cached_property
-    def _of_store(self) -> Mapping[str, str] | None:
-        return open_store_properties(self.storage_conn)
+        of_store = self._store_properties()
+        return dict(self.catalog().properties) if of_store is None else of_store
 
 
 def _search(
@@ -408,8 +389,6 @@ def render(streams: list[StreamStatus], group: str | None = None) -> str:
 
 
 def _row(stream: StreamStatus) -> tuple[str, ...]:
-    from airflow_lakestream.watching.causes import span
-
     rows = " + ".join(f"{landing.rows:,}" for landing in stream.landings[:_SHOWN_LANDINGS])
     return (
         _name(stream),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from airflow_lakestream.cli.connections import (
     open_registry,
     open_store_properties,
     output_to_stderr,
+    report_answer,
     report_text,
 )
 from airflow_lakestream.core.policies import seconds
@@ -34,7 +34,6 @@ from airflow_lakestream.lakes import lake_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
-    from airflow_lakestream.audit.run import Audit
     from airflow_lakestream.audit.source_database import DatabaseAddress
 
 
@@ -91,7 +90,7 @@ def audit(
         group = group_of(opened, table, group)
         # A repair and a comparison with the database need each row.
         full |= repair or against_database is not None
-        table_audit = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full)
+        work: Any = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full)
         decodes = not repair and takes_landing(opened, table)
         if (options or arguments) and not (repair or decodes):
             name = next(iter(options), "landing").replace("_", "-")
@@ -99,7 +98,9 @@ def audit(
             raise InvalidArgument(f"--{name}", problem)
         if against_database is not None and not decodes:
             raise InvalidArgument("--against-database", f"{table} is not a mirror of a database's table.")
-        work: Any = _with_kafka(table_audit, kafka_conn)
+        if full:
+            kafka = open_kafka(kafka_conn)
+            work = replace(work, kafka=kafka.configuration, where=kafka.where)
         if decodes:
             registry = open_registry(decoding, kafka_conn) if full else {}
             work = audit_of(work, opened, {**arguments, **options, **registry}, _address_of(against_database))
@@ -109,7 +110,7 @@ def audit(
         result: AuditResult = work.run(opened)
         has_damage = bool(result.damages) and not (repair or as_json or against_database)
         can_be_repaired = has_damage and can_repair(opened, table)
-    report_text(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
+    report_answer(result.to_dict(), result.render(), as_json=as_json)
     if can_be_repaired and (result.by_key or not decodes):
         report_text(
             f"to repair: lakestream audit --repair --table {table} --group {group} --dag ID, or --pipeline FILE"
@@ -149,14 +150,6 @@ def _address_of(conn_id: str | None) -> DatabaseAddress | None:
         return source_address(conn_id)
 
 
-def _with_kafka(table_audit: Audit, conn_id: str) -> Audit:
-    """Return an audit with the connection to Kafka, which only a full audit needs."""
-    if not table_audit.full:
-        return table_audit
-    kafka = open_kafka(conn_id)
-    return replace(table_audit, kafka=kafka.configuration, where=kafka.where)
-
-
 rejects_app = typer.Typer(
     help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True
 )
@@ -190,26 +183,23 @@ def show(
         parts = (part for ledger_group in groups for part in books.counting(ledger_group, columns=COLUMNS))
         bad_by_reason = by_reason(map(chosen.select, parts), limit)
         total = sum(bad.count for bad in bad_by_reason)
-    if as_json:
-        reasons = [
-            {
-                "consumer_group": bad.consumer_group,
-                "stage": bad.stage,
-                "reason": bad.kind,
-                "records": bad.count,
-                "examples": [example.to_dict() for example in bad.examples],
-            }
-            for bad in bad_by_reason
-        ]
-        report_text(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
-        return
-    report_text(f"{table}: {total:,} rejected records")
+    reasons = [
+        {
+            "consumer_group": bad.consumer_group,
+            "stage": bad.stage,
+            "reason": bad.kind,
+            "records": bad.count,
+            "examples": [example.to_dict() for example in bad.examples],
+        }
+        for bad in bad_by_reason
+    ]
+    lines = [f"{table}: {total:,} rejected records"]
     for bad in bad_by_reason:
-        report_text(printable(f"  {bad.count:,} of group {bad.consumer_group}, stage {bad.stage}: {bad.kind}"))
-        for example in bad.examples:
-            report_text(f"    {example.text}")
+        lines.append(printable(f"  {bad.count:,} of group {bad.consumer_group}, stage {bad.stage}: {bad.kind}"))
+        lines += [f"    {example.text}" for example in bad.examples]
     if bad_by_reason:
-        report_text(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
+        lines.append(f"after a fix: lakestream rejects replay --table {table} --dag ID, or --pipeline FILE")
+    report_answer({"table": table, "rejected": total, "reasons": reasons}, "\n".join(lines), as_json=as_json)
 
 
 @rejects_app.command()
@@ -247,12 +237,10 @@ def replay(
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
         done = RejectReplay(table=table, consumer_group=group, chosen=chosen, decoding=arguments).run(lake)
-    if as_json:
-        report_text(json.dumps({"table": table, **done.to_dict()}, indent=2))
-        return
     counts = done.counts
     shown = rejects_of(table, group, iceberg_conn) if counts.rejected else ""
-    report_text(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}")
+    text = f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{done.note}{shown}"
+    report_answer({"table": table, **done.to_dict()}, text, as_json=as_json)
 
 
 mirror_app = typer.Typer(help="Work on mirrors of a database's tables.", no_args_is_help=True)
@@ -325,11 +313,9 @@ def resnapshot(
             report=partial(report_text, err=True),
         )
         done = work.run(lake)
-    if as_json:
-        report_text(json.dumps(done.to_dict(), indent=2))
-        return
     counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
-    report_text(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
+    text = f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}"
+    report_answer(done.to_dict(), text, as_json=as_json)
 
 
 @mirror_app.command()
@@ -385,10 +371,8 @@ def tag(
             report=partial(report_text, err=True),
         )
         done = work.run(open_lake(tables[0], iceberg_conn, None))
-    if as_json:
-        report_text(json.dumps(done.to_dict(), indent=2))
-        return
-    report_text(f"{len(done.snapshots)} mirrors have the tag {name}, at position {done.position}")
+    text = f"{len(done.snapshots)} mirrors have the tag {name}, at position {done.position}"
+    report_answer(done.to_dict(), text, as_json=as_json)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

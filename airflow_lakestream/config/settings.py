@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from airflow_lakestream.config import arguments
@@ -301,13 +302,13 @@ _OF_MIRRORS: Rows = (
     ),
 )
 
-# Arguments of Spark's apps, sensors, events and audits; their classes document them.
+# Arguments of Spark's apps, engines, sensors, events and audits. If a row has no text, the classes document it.
 _OTHER: Rows = (
     Setting("state_store", kind=StateStore),
     Setting("output_mode", check=arguments.output_mode),
     *(Setting(name, check=lambda argument, value: check_function(str(value), argument)) for name in FUNCTIONS),
     Setting("missing", kind=MissingPolicy),
-    Setting("max_lag_records", check=arguments.count_from_zero),
+    *(Setting(name, check=arguments.count_from_zero) for name in ("max_lag_records", "max_restarts")),
     Setting("complete_through", kind=SettingKind.MOMENT),
     Setting("operations", kind=SettingKind.NAMES),
     *(Setting(name, kind=SettingKind.FLAG) for name in ("full", "repair", "per_partition", "idle_is_fresh")),
@@ -317,6 +318,23 @@ _OTHER: Rows = (
         for name in ("max_lag_seconds", "max_batch_age", "max_age", "idle_after")
     ),
     *(Setting(name, kind=SettingKind.SECONDS) for name in ("min_time_left", "watch_for", "run_interval")),
+    *(Setting(name, kind=SettingKind.SECONDS) for name in ("restart_backoff", "healthy_after", "stall_timeout")),
+    *(Setting(name, kind=SettingKind.SECONDS) for name in ("start_timeout", "unknown_timeout", "stop_timeout")),
+    Setting("poll_interval", kind=SettingKind.SECONDS),
+    Setting("trigger", check=arguments.between_batches),
+    *(Setting(name, kind=SettingKind.COUNT) for name in ("max_batches", "max_offsets_per_trigger")),
+    *(
+        Setting(name, check=partial(arguments.count, unit="processes"))
+        for name in ("total_executor_cores", "executor_cores", "num_executors")
+    ),
+    Setting(
+        "publish_interval", "Time between two publications, each a commit on main.", check=arguments.positive_seconds
+    ),
+    Setting(
+        "prove",
+        '`"all"`: before they are visible, rows are compared with the extract\'s rows of the same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows.',
+        check=arguments.proven_share,
+    ),
 )
 
 SETTINGS: Mapping[str, Setting] = {

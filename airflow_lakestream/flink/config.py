@@ -51,8 +51,8 @@ class FlinkConfig(StreamSettings, JobConfig):
     format: str = "json"
     registry: Mapping[str, Any] = field(default_factory=dict)
     branch: str = ""
-    publish_interval: float = 60.0
-    prove: SettingField[float] = SettingField(arguments.ALL, arguments.proven_share)
+    publish_interval: SettingField[float] = SettingField(60.0)
+    prove: SettingField[float] = SettingField(arguments.ALL)
     on_error: str = ""
 
     def __post_init__(self) -> None:

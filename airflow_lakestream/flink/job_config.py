@@ -5,15 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
-from airflow_lakestream.config.settings import written
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.settings import SettingField, written
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.rest import FlinkAddress
 from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.lake_settings import identity_of
+
+_NUMBERS = ("checkpoint_interval", "publish_interval", "parallelism")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,6 @@ class JobConfig(AppSettings):
     :param kafka: librdkafka settings; may hold secrets.
     :param gateway: fields of the SQL Gateway's `FlinkAddress`; may hold secrets.
     :param manager: fields of the JobManager's `FlinkAddress`; may hold secrets.
-    :param checkpoint_interval: in seconds.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -32,8 +35,8 @@ class JobConfig(AppSettings):
     gateway: Mapping[str, str]
     manager: Mapping[str, str]
     checkpoint_location: str
-    checkpoint_interval: float = 60.0
-    parallelism: int | None = None
+    checkpoint_interval: SettingField[float] = SettingField(60.0, arguments.positive_seconds)
+    parallelism: SettingField[int | None] = SettingField(None, partial(arguments.count, unit="subtasks"))
 
     def __post_init__(self) -> None:
         self.check_sections("kafka", "gateway", "manager")
@@ -64,6 +67,8 @@ class JobConfig(AppSettings):
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
         settings = {setting.name: written(self, setting.name) for setting in fields(self)}
+        # By their values: "60s" and 60 are the same time.
+        settings |= {name: getattr(self, name) for name in _NUMBERS if name in settings}
         # Replaced by `places`, which have the addresses and no logins: a login may change.
         for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
             settings.pop(name, None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowException
@@ -49,18 +49,9 @@ class DriverSubmission:
     files: Sequence[str] = ()
     seen_at: str = ""
 
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments of the program on the command line."""
-        return ["--config", self.seen_at]
-
     def with_config_file(self) -> DriverSubmission:
         """Write the configuration into a file of the folder. Return the submission with the file's path."""
         return replace(self, seen_at=str(self.config.write(self.folder)))
-
-    def with_settings(self, settings: Mapping[str, str]) -> DriverSubmission:
-        """Return the submission with more settings; existing settings win."""
-        return replace(self, settings={**settings, **self.settings})
 
     def with_environment(self, prefix: str) -> DriverSubmission:
         """Return the submission with each variable turned into a setting, named `prefix` and the variable's name."""
@@ -77,16 +68,6 @@ class DriverSubmission:
         file.touch(0o600)
         file.write_text("\n".join([given, *lines, ""]))
         return file
-
-
-class SecretPlace(Protocol):
-    """A place where a driver finds its secrets, outside of the submission."""
-
-    def put(self, submission: DriverSubmission) -> DriverSubmission:
-        """Store a submission's secrets; return the submission without secrets, with their path as `seen_at`."""
-
-    def forget(self, name: str) -> None:
-        """Delete the secrets of the driver with this name, if there are any."""
 
 
 def _escaped(value: str) -> str:
@@ -224,7 +205,7 @@ class SparkHook:
             properties_file=str(submission.write_properties(self.given_properties)),
             files=_joined(self._options.get("files"), *submission.files) or None,
             py_files=_joined(self._options.get("py_files"), *submission.py_files) or None,
-            application_args=submission.arguments,
+            application_args=["--config", submission.seen_at],
         )
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:

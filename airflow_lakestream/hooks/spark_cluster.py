@@ -26,7 +26,7 @@ from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, install_command
 from airflow_lakestream.hooks.kubernetes import KubernetesNamespace, problems_of, settings_of_airflow
-from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SecretPlace, SparkHook
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, DriverSubmission, SparkHook
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class KubernetesBackend:
             raise InvalidArgument("conf", f"{_POD_NAME} is set.", "Leave it out: each launch has a name of its own.")
         self._hook = hook
         self._cluster = KubernetesNamespace(hook.master, hook.namespace)
-        self._secret_place: SecretPlace = _PodSecret(self._cluster)
+        self._secret_place = _PodSecret(self._cluster)
         # Names of pods that own their secret already.
         self._owners: set[str] = set()
 
@@ -224,7 +224,7 @@ class KubernetesBackend:
 
 
 class _PodSecret:
-    """A secret for each launch, with the pod's name: configuration, variables, and secret settings."""
+    """A secret for each launch, outside of the submission: configuration, variables, and secret settings."""
 
     def __init__(self, cluster: KubernetesNamespace) -> None:
         self._cluster = cluster
@@ -329,7 +329,8 @@ class DetachedSpark(DetachedBackend):
         environment = self._hook.environment(job.variables)
         for name in ("PYSPARK_DRIVER_PYTHON", *(("PYSPARK_PYTHON",) if self._hook.is_local else ())):
             environment.setdefault(name, sys.executable)
-        submitter = self._hook.submitter(job.with_settings(settings))
+        # The user's own settings win.
+        submitter = self._hook.submitter(replace(job, settings={**settings, **job.settings}))
         return super().launch(
             DetachedJob(submitter._build_spark_submit_command(job.application), environment, job.folder)
         )

@@ -5,7 +5,7 @@ Other tools find the same datasets by these names, see https://openlineage.io/do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -104,17 +104,6 @@ class LineageFacts:
     def table(self, name: str) -> TableOutput:
         """Return the rows written to a table, for adding."""
         return self.tables.setdefault(name, TableOutput())
-
-    def knows(self, topics: Iterable[str], tables: Mapping[str, TablePlace | None]) -> None:
-        """Note the topics and tables of a run, also if nothing was landed.
-
-        :param tables: by table, its place if known; a known place is kept.
-        """
-        for topic in topics:
-            self.topic(topic)
-        for table, place in tables.items():
-            written = self.table(table)
-            written.place = written.place or place
 
 
 def _sum(first: int | None, second: int | None) -> int | None:

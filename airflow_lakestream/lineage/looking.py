@@ -231,8 +231,10 @@ class FactsKeeper:
         :param tables: the run's rows by table; only the names are used here.
         :param snapshots: the snapshots of all tries; those not committed by this try become `recovered`.
         """
-        new = {name for name in tables if name not in self.facts.tables}
-        self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
+        for topic in topics:
+            self.facts.topic(topic)
+        for name in sorted(tables.keys() - self.facts.tables.keys()):
+            self.facts.table(name).place = _place(look(self._lake, name))
         self.facts.recovered = [snapshot for snapshot in snapshots if snapshot not in self._committed]
 
     def _add_targets(self, home: CommitFacts) -> None:

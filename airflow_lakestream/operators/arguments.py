@@ -140,7 +140,6 @@ def takes_decoding(init: Init) -> Init:
         _set(arguments, self)
 
     parameters = [*own, *decoding.values(), var_keyword]
-    # mypy does not know that a function may have a signature attribute.
     # Mypy does not know this attribute; `inspect` reads it.
     init_with_decoding.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # see above
     return init_with_decoding

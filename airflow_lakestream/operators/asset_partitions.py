@@ -16,7 +16,7 @@ from airflow_lakestream.core.names import state_key
 from airflow_lakestream.core.policies import is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
 from airflow_lakestream.lakes import LakeCapability, lake_of
-from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, table_asset
 from airflow_lakestream.operators.rendering import TextRendering
 
@@ -41,6 +41,7 @@ _MOST_EVENTS = 1_000
 _EVERY = ("hour", "day")
 
 
+@documented()
 class AssetPartitionsOperator(TextRendering, BaseOperator):
     """Emit each complete hour, or day, of a table: as a partition of an asset, on Airflow 3.3 and newer.
 
@@ -64,8 +65,6 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
     :param idle_after: a Kafka partition without a later record counts as done once all of it is landed and this long
         has passed since the hour's end; a partition with an open transaction always waits (templated)
     :param outlets: the asset, exactly one; default: the table's asset, named as by the landing operators
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
     """
 
     ui_color = "#dfe8f7"
@@ -90,7 +89,8 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
             )
         if every not in _EVERY:
             raise UnknownValue("every", every, _EVERY)
-        self._check_table(table)
+        if not is_template(table):
+            lake_of(table).require(LakeCapability.PARTITIONS, "table", table)
         asset = _asset(kwargs.get("outlets"), table)
         state_asset = Asset(name=f"{_STATE_ASSET}{asset.name}", uri=f"{_STATE_ASSET}{quote(asset.name, safe='')}")
         kwargs["outlets"] = [asset, state_asset]
@@ -120,7 +120,7 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
             from airflow_lakestream.watching.partitions import PartitionsLook
 
         with airflow_errors():
-            look = PartitionsLook(**self._arguments())
+            look = PartitionsLook(**{name: getattr(self, name) for name in (*self.template_fields, "every")})
             before = self._emitted(context, look.name)
             answer = run_now(look.look(AirflowPlaces(), before))
         if answer.emission is None:
@@ -160,14 +160,6 @@ class AssetPartitionsOperator(TextRendering, BaseOperator):
             store.set(key, newest)
             stored = newest
         return EmittedPartitions() if stored is None else EmittedPartitions.parse(stored[_EMITTED])
-
-    def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*self.template_fields, "every")}
-
-    @staticmethod
-    def _check_table(table: str) -> None:
-        if not is_template(table):
-            lake_of(table).require(LakeCapability.PARTITIONS, "table", table)
 
 
 def _asset(outlets: Any, table: str) -> Asset:

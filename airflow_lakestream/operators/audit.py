@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.lakes import lake_of
 from airflow_lakestream.operators.arguments import documented, extras_of, set_arguments, takes_decoding, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
+from airflow_lakestream.operators.base import StopsOnKill, airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class CouldNotLook(LakestreamError, Transient):
 
 
 @documented()
-class LakestreamAuditOperator(SqlRendering, BaseOperator):
+class LakestreamAuditOperator(SqlRendering, StopsOnKill, BaseOperator):
     """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
 
     A mirror, or a table by key, is compared row by row with its topic folded by key, by `full` alone.
@@ -96,7 +95,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         set_arguments(self, LakestreamAuditOperator, locals(), {"tombstones": landing_tombstones})
-        self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -197,10 +195,6 @@ class LakestreamAuditOperator(SqlRendering, BaseOperator):
             options["on_data_loss"] = self.on_data_loss
             return repair_of(audit, opened, options, None if self.landing is None else landing)
         return audit_of(audit, opened, {**options, **landing}, address)
-
-    def on_kill(self) -> None:
-        """Stop reading; uncommitted files leave no trace."""
-        self._stop.set()
 
 
 def _is_true(argument: str, value: bool | str) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,6 +66,21 @@ def airflow_errors() -> AbstractContextManager[None]:
     return _AirflowErrors()
 
 
+class StopsOnKill:
+    """Mixin, left of Airflow's BaseOperator: a kill of the task sets `_stop`, at which the work ends.
+
+    Uncommitted files leave no trace.
+    """
+
+    @cached_property
+    def _stop(self) -> threading.Event:
+        return threading.Event()
+
+    def on_kill(self) -> None:
+        """Stop between two steps of the work."""
+        self._stop.set()
+
+
 # By extra, the modules whose presence shows that the extra is installed.
 _MODULES_OF_EXTRA = {
     "spark": ("airflow.providers.apache.spark",),
@@ -108,11 +125,18 @@ def emit_to_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, A
     """
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
     without_topics = {name: value for name, value in result.items() if name != "topics"}
+    reports = {table: without_topics | {"table": table, "rows": rows} for table, rows in written.items()}
+    put_on_outlets(context, outlets, result, reports if len(written) > 1 else dict.fromkeys(written, result))
+
+
+def put_on_outlets(
+    context: Any, outlets: Iterable[Any], result: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Put a result on the event of each asset; an alias gets an asset for each table, with the table's report."""
     for outlet in outlets:
         if isinstance(outlet, AssetAlias):
-            for table, rows in written.items():
-                report = without_topics | {"table": table, "rows": rows} if len(written) > 1 else dict(result)
-                context["outlet_events"][outlet].add(table_asset(table), extra=report)
+            for table, report in reports.items():
+                context["outlet_events"][outlet].add(table_asset(table), extra=dict(report))
         elif isinstance(outlet, Asset):
             context["outlet_events"][outlet].extra = dict(result)
 

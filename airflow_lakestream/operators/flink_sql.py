@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.config.arguments import positive_seconds, proven_share
-from airflow_lakestream.config.literals import Check
+from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.core.names import check_branch
 from airflow_lakestream.flink.formats.known import check_format
-from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
 from airflow_lakestream.operators.sql_template import SqlRendering
 
@@ -18,14 +17,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.flink.config import FlinkConfig
 
 
-_CHECKS: dict[str, Check] = {
-    "branch": check_branch,
-    "format": check_format,
-    "publish_interval": positive_seconds,
-    "prove": proven_share,
-}
-
-
+@documented(SettingTaker.FLINK)
 class FlinkSqlOperator(SqlRendering, FlinkOperator):
     """Land a topic by a Flink job without an end; keep the job running and moving until a good end.
 
@@ -41,7 +33,6 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
     :param table: the Iceberg table, `database.table`; created if it is missing (templated)
     :param columns: the columns of the records, a DDL string such as `"id bigint, name string"`; not for a statement
         that reads keys and values as text (templated)
-    :param consumer_group: name of the ledger; default: the DAG's id (templated)
     :param sql: a SELECT from `source`, which has the columns of the records and `_kafka_topic`, `_kafka_partition`,
         `_kafka_offset`, `_kafka_timestamp`; its result must have the first three of these. Records that it leaves
         out count as filtered. Or a statement that reads from `{{ input }}`, as in `KafkaExtractOperator`, in the
@@ -53,21 +44,9 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
         that does not fit fails the job (templated)
     :param schema_registry: for `format="avro"`, as for `KafkaExtractOperator`; Flink reaches it, too (templated)
     :param branch: the branch that Flink writes; default: `flink-<consumer_group>` (templated)
-    :param start_offset: start of a group without an origin, as for `KafkaExtractOperator` (templated)
-    :param start_timestamp: goes with `start_offset="timestamp"` (templated)
-    :param publish_interval: time between two publications, each a commit on main (templated)
-    :param partition_by: partitioning of a new table, as for `KafkaExtractOperator` (templated)
-    :param table_properties: properties of a new table (templated)
-    :param on_data_loss: action if records left Kafka before they were landed: `"fail"` or `"record"`
-        (templated)
     :param on_error: action on bad records: `"reject"`, `"skip"` or `"fail"`, as for `KafkaExtractOperator`, whose
         code then lands in the driver the records for which Flink can't make the same row. Default: `"reject"` if `sql`
         reads from `{{ input }}`, else a bad record ends the task (templated)
-    :param max_rejected: for `on_error`: most bad records of a publication (templated)
-    :param checks: rules for the rows of each publication, checked before they are visible, such as
-        `{"not_null": ["id"]}`; see docs/checks.md (templated)
-    :param prove: `"all"`: before they are visible, rows are compared with the extract's rows of the same records; a
-        share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
     :param kwargs: of `FlinkOperator`: the cluster, parallelism, and checkpoint_interval (each checkpoint with rows is a
         snapshot of the branch); of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share),
         restarts, time-outs, what a kill does, deferring
@@ -101,7 +80,7 @@ class FlinkSqlOperator(SqlRendering, FlinkOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        set_arguments(self, FlinkSqlOperator, locals(), _CHECKS)
+        set_arguments(self, FlinkSqlOperator, locals(), {"branch": check_branch, "format": check_format})
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.checks import auditor_of
-from airflow_lakestream.config.literals import Check
 
 # No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
-from airflow_lakestream.config.setting import SettingTaker
+from airflow_lakestream.config.setting import Check, SettingTaker
 from airflow_lakestream.connect.configuration import SESSION, as_text, complete_config, refuse_literal_secrets
-from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
-from airflow_lakestream.core.policies import choose, is_given, is_literal, seconds
-from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
+from airflow_lakestream.connect.connector import (
+    ConnectorFailed,
+    ConnectorGaveUp,
+    ConnectorKind,
+    ConnectorSpec,
+    OnKillConnector,
+)
+from airflow_lakestream.core.policies import choose, is_given, is_literal
+from airflow_lakestream.driver.supervisor import SupervisionDecision
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
@@ -26,7 +31,6 @@ from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.connect.connector import ConnectorSpec
     from airflow_lakestream.connect.driving import ConnectorSupervision
     from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
@@ -34,12 +38,6 @@ if TYPE_CHECKING:
 _STALL_S = 1_800.0
 # Settings of the connector that a look in the triggerer needs; others stay out of Airflow's database.
 _TRIGGER_SETTINGS = ("topics", "consumer.override.group.id", "value.converter", SESSION)
-
-_CHECKS: dict[str, Check] = {
-    "kind": partial(choose, ConnectorKind),
-    "publish_interval": positive_seconds,
-    "prove": proven_share,
-}
 
 
 @documented(SettingTaker.CONNECT)
@@ -66,8 +64,6 @@ class KafkaConnectOperator(SupervisedOperator):
     :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source. Without a ledger,
         None leaves stalls unwatched (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
-    :param prove: `"all"`: before they are visible, rows of Iceberg's sink are compared with the extract's rows of the
-        same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
     :param stall_timeout: running tasks with unread records that neither read nor commit for that long are
         restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
     :param on_kill_action: action on the connector after a person's clear or "mark failed": `"stop"`, `"pause"` or
@@ -109,7 +105,8 @@ class KafkaConnectOperator(SupervisedOperator):
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
         # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_literal_secrets(config)
-        set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, self._checks() | _CHECKS)
+        checks_of_literals: dict[str, Check] = {"kind": partial(choose, ConnectorKind), **self._checks()}
+        set_arguments(self, KafkaConnectOperator, {**locals(), "config": dict(config)}, checks_of_literals)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()
 
@@ -121,8 +118,6 @@ class KafkaConnectOperator(SupervisedOperator):
         The configuration of Iceberg's sink is completed. The limits depend on the sink's commits. Raises
         InvalidArgument.
         """
-        from airflow_lakestream.connect.connector import ConnectorSpec
-
         if not is_given(self.connector):
             raise InvalidArgument("connector", "is missing: Connect knows a connector by its name.")
         kind, config = choose(ConnectorKind, "kind", self.kind), as_text(self.config)
@@ -137,11 +132,14 @@ class KafkaConnectOperator(SupervisedOperator):
             raise InvalidArgument("checks", problem, "Leave them out.")
         elif not config.get("connector.class"):
             raise InvalidArgument("config", "connector.class is missing.", "Set it: it is the connector's Java class.")
+        limits = self.limits()
+        usual_stall = sink.commit_bound if sink else _STALL_S
+        stall = usual_stall if limits.stall_timeout is None else limits.stall_timeout
         return ConnectorSpec(
             name=str(self.connector),
             kind=kind,
             config=config,
-            limits=self._limits_of(sink.commit_bound if sink else _STALL_S),
+            limits=replace(limits, stall_timeout=stall, stop_timeout=None),
             poll_interval=self.seconds_between_looks(),
             publish_interval=interval,
             sink=sink,
@@ -176,8 +174,15 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def stream_names(self) -> Mapping[str, Any]:
         """Return topic, table and group of a sink with a ledger."""
-        sink = self.spec().sink
+        sink = self._supervision().spec.sink
         return {"topic": sink.topic, "table": sink.table, "consumer_group": self.group()} if sink else {}
+
+    def _supervision(self) -> ConnectorSupervision:
+        """Return the supervision that `new_supervisor` has made for this task."""
+        from airflow_lakestream.connect.driving import ConnectorSupervision
+
+        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` makes a ConnectorSupervision"
+        return self._supervisor
 
     def group(self) -> str:
         """Return the name of the ledger."""
@@ -185,12 +190,11 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
         """Return the trigger for the connector."""
-        from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-        assert isinstance(self._supervisor, ConnectorSupervision), "`new_supervisor` makes a ConnectorSupervision"
-        connect = self._trigger_arguments(self._supervisor.spec)
-        return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._supervisor.to_hand_on())
+        supervision = self._supervision()
+        connect = self._trigger_arguments(supervision.spec)
+        return KafkaConnectTrigger(**watched, connect=connect, handed_on=supervision.to_hand_on())
 
     def _trigger_arguments(self, spec: ConnectorSpec) -> dict[str, Any]:
         """Return the argument `connect` of `KafkaConnectTrigger`, without secrets."""
@@ -221,17 +225,7 @@ class KafkaConnectOperator(SupervisedOperator):
         ConnectorFailed for a final failure; otherwise ConnectorAtDamage at a damaged batch, or else ConnectorGaveUp,
         which Airflow retries.
         """
-        from airflow_lakestream.connect.connector import ConnectorFailed, ConnectorGaveUp
-        from airflow_lakestream.connect.driving import ConnectorSupervision
-
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
-        supervisor = self._supervisor
-        if isinstance(supervisor, ConnectorSupervision) and (at_damage := supervisor.at_damage()) is not None:
-            return at_damage
-        return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
-
-    def _limits_of(self, default_stall: float) -> SupervisionLimits:
-        """Return the limits; `default_stall` is the default of `stall_timeout`, in seconds."""
-        stall = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else default_stall
-        return replace(self.limits(), stall_timeout=stall, stop_timeout=None)
+        at_damage = self._supervision().at_damage()
+        return at_damage or ConnectorGaveUp(location, decision.reason, decision.history.restarts)

@@ -89,7 +89,9 @@ class _SharedRunOperator(KafkaExtractOperator):
         need_extras(*extras_of(self))
         choose(OnEmpty, "on_empty", self.on_empty)
         kafka = KafkaHook(self.kafka_conn_id)
-        config = _of_one_table(self.configured(context, kafka))
+        config = self.configured(context, kafka)
+        refuse_for(SettingTaker.GROUP, vars(config))
+        config = config.of_topic(config.topic)
         lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
         configuration = kafka.configuration()
         job = build_job(config, configuration, lake, run_id=_run_key(context), where=kafka.where, stop=self._stop)
@@ -192,12 +194,6 @@ class CommitPiecesOperator(_SharedRunOperator):
         tables = Counter({config.table: report.counts.written})
         run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)
         return self._report(context, run, config, choose(OnEmpty, "on_empty", self.on_empty))
-
-
-def _of_one_table(config: ExtractConfig) -> ExtractConfig:
-    """Return the configuration of the topic. Raises InvalidArgument for settings that a group does not take."""
-    refuse_for(SettingTaker.GROUP, vars(config))
-    return config.of_topic(config.topic)
 
 
 def _flat(pieces: Iterable[Iterable[Mapping[str, Any]]] | None) -> Iterable[Mapping[str, Any]]:

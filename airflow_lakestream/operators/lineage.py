@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import TaskDeferred
 
@@ -19,6 +19,7 @@ from airflow_lakestream.operators.sql_template import SqlRendering
 if TYPE_CHECKING:
     from airflow_lakestream.driver.supervisor import StreamSupervisor
     from airflow_lakestream.lineage.facts import LineageFacts
+    from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 
 def is_lineage_enabled() -> bool:
@@ -73,28 +74,14 @@ class LineageReporting:
         return self.get_openlineage_facets_on_complete(task_instance)
 
 
-class DriverLineage(Protocol):
-    """Operator of a driver, as far as the lineage of its stream needs."""
-
-    def keep_facts(self, facts: LineageFacts | None) -> None:
-        """Keep the facts of the try until the listener asks."""
-
-    def rows_statement(self) -> str | None:
-        """Return the SQL of the rows, or None without SQL."""
-
-    def column_sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Return by column of the table the topic's fields in the column, as far as known."""
-
-    def stream_names(self) -> Mapping[str, Any]:
-        """Return `topic`, `table` and `consumer_group` as far as known."""
-
-
 log = logging.getLogger(__name__)
 
 
-class _LineageKeeping(AbstractContextManager[None]):
+class LineageKeeping(AbstractContextManager[None]):
+    """Context that keeps the facts of the try at its end, even after an error, if OpenLineage is enabled."""
+
     # A class and not a generator: contextlib would restore the whole traceback of an error that is raised again.
-    def __init__(self, operator: DriverLineage, supervisor: StreamSupervisor) -> None:
+    def __init__(self, operator: SupervisedOperator, supervisor: StreamSupervisor) -> None:
         self._operator = operator
         self._supervisor = supervisor
         self._before: Mapping[str, Any] | None = None
@@ -112,13 +99,8 @@ class _LineageKeeping(AbstractContextManager[None]):
             self._operator.keep_facts(facts_of(self._operator, self._supervisor, self._before, is_over=error is None))
 
 
-def keep_lineage(operator: DriverLineage, supervisor: StreamSupervisor) -> AbstractContextManager[None]:
-    """Keep the facts of the try at its end, even after an error, if OpenLineage is enabled."""
-    return _LineageKeeping(operator, supervisor)
-
-
 def facts_of(
-    operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
+    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
     """Return the facts about the landings since `before`; None after an error, which is logged, or without Kafka.
 
@@ -126,40 +108,32 @@ def facts_of(
     :param is_over: whether the run ends. Otherwise the sums are kept, so that the next try does not emit these facts
         again.
     """
+    kafka_conn_id = getattr(operator, "kafka_conn_id", None)
+    if not is_given(kafka_conn_id):
+        return None
     try:
-        return _facts_of(operator, supervisor, before, is_over)
+        from airflow_lakestream.hooks.kafka import KafkaHook
+        from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
+        from airflow_lakestream.lineage.looking import add_batches
+
+        names, progress = operator.stream_names(), supervisor.progress()
+        facts = LineageFacts(
+            brokers_of(KafkaHook(str(kafka_conn_id)).configuration()),
+            str(names.get("consumer_group", "")),
+            statement=operator.rows_statement(),
+            columns=operator.column_sources(),
+        )
+        add_batches(facts, progress, before, names)
+        _add_tables(operator, facts)
+        if not is_over:
+            supervisor.mark_reported(progress.sums())
+        return facts
     except Exception as e:  # noqa: BLE001  # rows are landed: a missing event must not fail a task, or hide a failure
         log.warning("OpenLineage did not get the landings of this try: %s: %s", type(e).__name__, e)
         return None
 
 
-def _facts_of(
-    operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], is_over: bool
-) -> LineageFacts | None:
-    """Return the result of `facts_of`; raise an error instead of None after an error."""
-    kafka_conn_id = getattr(operator, "kafka_conn_id", None)
-    if not is_given(kafka_conn_id):
-        return None
-    from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.facts import LineageFacts, brokers_of
-    from airflow_lakestream.lineage.looking import add_batches
-
-    names, progress = operator.stream_names(), supervisor.progress()
-    brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
-    facts = LineageFacts(
-        brokers,
-        str(names.get("consumer_group", "")),
-        statement=operator.rows_statement(),
-        columns=operator.column_sources(),
-    )
-    add_batches(facts, progress, before, names)
-    _add_tables(operator, facts)
-    if not is_over:
-        supervisor.mark_reported(progress.sums())
-    return facts
-
-
-def _add_tables(operator: DriverLineage, facts: LineageFacts) -> None:
+def _add_tables(operator: SupervisedOperator, facts: LineageFacts) -> None:
     """Add the columns and snapshots of the written tables to the facts, as far as their lakes answer."""
     from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.operators.arguments import documented, set_arguments, templated
-from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports
+from airflow_lakestream.operators.base import IDLE_THREADS, StopsOnKill, airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @documented()
-class LakestreamMaintainOperator(TextRendering, BaseOperator):
+class LakestreamMaintainOperator(TextRendering, StopsOnKill, BaseOperator):
     """Maintain Iceberg tables, or Delta tables, as far as needed, without Spark; landings and merges go on meanwhile.
 
     Returns a list with a report per table: `before` and `after` with `files`, `delete_files` and `bytes`, `rewritten`
@@ -61,7 +60,6 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         set_arguments(self, LakestreamMaintainOperator, locals(), {"budget": _seconds, "dry_run": arguments.flag})
-        self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -81,10 +79,6 @@ class LakestreamMaintainOperator(TextRendering, BaseOperator):
                 tables = open_tables(lake, self.iceberg_conn_id, self.storage_conn_id)
                 work = lake.part("upkeep")(tables, section, dry_run, budget, self._stop, children)
                 return [report.to_dict() for report in work.run()]
-
-    def on_kill(self) -> None:
-        """Stop after the current row group; uncommitted files are deleted."""
-        self._stop.set()
 
 
 def _seconds(argument: str, value: object) -> float | None:

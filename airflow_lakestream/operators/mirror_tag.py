@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import Asset, AssetAlias, BaseSensorOperator, PokeReturnValue
+from airflow.providers.common.compat.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.operators.arguments import set_arguments, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports, table_asset
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
+from airflow_lakestream.operators.base import StopsOnKill, airflow_errors, late_imports, put_on_outlets
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 10
 
 
-class LakestreamTagOperator(TextRendering, BaseSensorOperator):
+@documented()
+class LakestreamTagOperator(TextRendering, StopsOnKill, BaseSensorOperator):
     """Tag several mirrors at one position of the database, so that a query over the tags sees whole transactions.
 
     Lands each mirror up to exactly this position; landings by other tasks may go on. Waits like a sensor, by default
@@ -41,8 +41,6 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
     :param consumer_group: the ledgers' name; None: the only one that each table has (templated)
     :param offsets_topic: `offset.storage.topic` of Kafka Connect, for tables that seldom change (templated)
     :param replace: move the tag if it exists, as after a retry (templated)
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param kwargs: Airflow's own arguments of a sensor
     """
 
@@ -63,7 +61,6 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
     ) -> None:
         super().__init__(**{"mode": "reschedule", **kwargs})
         set_arguments(self, LakestreamTagOperator, locals())
-        self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -96,19 +93,7 @@ class LakestreamTagOperator(TextRendering, BaseSensorOperator):
             except NoCommonPosition as e:
                 log.info("Waiting: %s", e)
                 return PokeReturnValue(is_done=False)
-        self._emit(context, result)
+        common = {"tag": result["tag"], "position": result["position"]}
+        reports = {table: {**common, "table": table, **tagged} for table, tagged in result["tables"].items()}
+        put_on_outlets(context, self.outlets, result, reports)
         return PokeReturnValue(is_done=True, xcom_value=result)
-
-    def _emit(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Put the result on the event of each outlet; an alias gets an asset for each table."""
-        for outlet in self.outlets:
-            if isinstance(outlet, AssetAlias):
-                for table, tagged in result["tables"].items():
-                    own = {"tag": result["tag"], "position": result["position"], "table": table, **tagged}
-                    context["outlet_events"][outlet].add(table_asset(table), extra=own)
-            elif isinstance(outlet, Asset):
-                context["outlet_events"][outlet].extra = dict(result)
-
-    def on_kill(self) -> None:
-        """Stop between two batches; uncommitted files leave no trace."""
-        self._stop.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given, landing_tombstones
 from airflow_lakestream.operators.arguments import documented, extras_of, set_arguments, takes_decoding, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
+from airflow_lakestream.operators.base import StopsOnKill, airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import SqlRendering
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @documented()
-class LakestreamReplayOperator(SqlRendering, BaseOperator):
+class LakestreamReplayOperator(SqlRendering, StopsOnKill, BaseOperator):
     """Land the rejected records of a table again, from the reject table, without reading Kafka.
 
     Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason
@@ -64,7 +63,6 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
         set_arguments(
             self, LakestreamReplayOperator, locals(), {"limit": arguments.count, "tombstones": landing_tombstones}
         )
-        self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
 
@@ -105,7 +103,3 @@ class LakestreamReplayOperator(SqlRendering, BaseOperator):
         text = f"{counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{result.note}"
         log.info("%s: %s", self.table, text)
         return {"table": self.table, "consumer_group": self.consumer_group, **result.to_dict()}
-
-    def on_kill(self) -> None:
-        """Stop; uncommitted files leave no trace."""
-        self._stop.set()

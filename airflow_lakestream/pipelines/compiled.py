@@ -141,11 +141,6 @@ class CompiledPipeline:
         return None if schedule == NEVER else "@continuous" if schedule == "continuous" else schedule
 
     @property
-    def is_continuous(self) -> bool:
-        """Whether each run starts at once after the last run."""
-        return self.cron == "@continuous"
-
-    @property
     def replaces(self) -> bool:
         """Whether a run needs a data interval: a landing replaces the rows of the run's interval."""
         return any(landing.mode == "replace" for landing in self.landings)

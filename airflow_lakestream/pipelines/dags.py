@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -170,7 +170,8 @@ def broken_dag(broken: BrokenFile) -> DAG:
             return dag
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **settings) as dag:
-        for task_id in dict.fromkeys(_task_ids(broken)):
+        # The last version's ids, so that the page keeps the history of these tasks.
+        for task_id in ["land"] if last is None else dict.fromkeys(call.task_id for call in calls_of(last)):
             BrokenPipeline(task_id=task_id, problem=text)
     return dag
 
@@ -202,14 +203,6 @@ def _failing(text: str, since: float) -> Callable[..., Any]:
         raise AirflowFailException(text)
 
     return execute
-
-
-def _task_ids(broken: BrokenFile) -> Iterator[str]:
-    """Yield ids for failing tasks, the last version's if known, so that the page keeps the history of these tasks."""
-    if broken.last is None:
-        yield "land"
-    else:
-        yield from (call.task_id for call in calls_of(broken.last))
 
 
 def _make_tasks(compiled: CompiledPipeline) -> None:

@@ -237,11 +237,6 @@ class PipelineFolder:
     right: tuple[CompiledPipeline, ...]
     wrong: tuple[BrokenFile, ...]
 
-    def check(self) -> None:
-        """Raise PipelineError with all problems of all files, if there are any."""
-        if self.wrong:
-            raise PipelineError([problem for one in self.wrong for problem in one.problems])
-
 
 def read_folder(
     folder: Path, lookup: Callable[[str], str], memory: Path | None = None, *, patience: float | None = None

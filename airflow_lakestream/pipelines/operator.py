@@ -163,7 +163,7 @@ def _spark_arguments(compiled: CompiledPipeline, landing: SinkLanding) -> dict[s
     location = _place(own, landing)
     if landing.mode != "replace":
         found["checkpoint_location"] = location
-        if compiled.is_continuous:
+        if compiled.cron == "@continuous":
             found["trigger"] = f"{seconds('checkpoint_interval', every):g} seconds"
     return {**found, **_deferred(compiled), **own, "app_config": arguments}
 

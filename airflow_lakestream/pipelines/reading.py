@@ -10,7 +10,7 @@ from threading import Thread
 
 from airflow_lakestream.core.secrecy import MASKED, is_secret_name, url_holds_secret
 from airflow_lakestream.pipelines.compiled import CompiledPipeline
-from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError
+from airflow_lakestream.pipelines.yaml_file import FileProblem, PipelineError, read_document
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ def read_text(
     """
     # Imported here, since files in the memory do not need it.
     from airflow_lakestream.pipelines.compiling import compile_document
-    from airflow_lakestream.pipelines.yaml_file import read_document
 
     document = read_document(name, text, lookup)
     return compile_document(document, engine), document.variables

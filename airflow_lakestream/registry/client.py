@@ -233,19 +233,16 @@ class RegistryClient:
         key = (self.config, subject, version)
         schema: RegisteredSchema | None = _SCHEMAS.get(key)
         if schema is None:
-            schema = self._request_version(subject, version, depth)
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+            answer = self._get(path)
+            try:
+                schema_id = int(answer["id"])
+            except (KeyError, TypeError, ValueError):
+                raise RegistryRefused(self._not_a_registry(path)) from None
+            schema = self._registered(schema_id, answer, depth)
             if version != "latest":
                 _SCHEMAS.put(key, schema)
         return schema
-
-    def _request_version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
-        path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
-        answer = self._get(path)
-        try:
-            schema_id = int(answer["id"])
-        except (KeyError, TypeError, ValueError):
-            raise RegistryRefused(self._not_a_registry(path)) from None
-        return self._registered(schema_id, answer, depth)
 
     def _registered(self, schema_id: int, answer: Any, depth: int) -> RegisteredSchema:
         """Return the schema of a registry's answer, with all references, which are requested here."""

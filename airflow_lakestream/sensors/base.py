@@ -25,7 +25,7 @@ from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.metrics import measure_look, tags_of
-from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
+from airflow_lakestream.operators.arguments import check_written_flags, documented, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import TextRendering
 
@@ -234,6 +234,7 @@ class LookSensor(TextRendering, BaseSensorOperator):
             context["ti"].xcom_push(key="return_value", value=_value(verdict))
 
 
+@documented()
 class ConsumerSensor(LookSensor):
     """Looks at a Spark query, a table's ledger, or a consumer group.
 
@@ -242,9 +243,6 @@ class ConsumerSensor(LookSensor):
     :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
     :param group_id: a consumer group, by its committed offsets (templated)
     :param topic: a topic or a list; default: all topics that the consumer has read (templated)
-    :param table_format: `"iceberg"` or `"delta"` (templated)
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
         (templated)
     :param kwargs: arguments of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own

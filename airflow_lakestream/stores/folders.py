@@ -11,6 +11,7 @@ import io
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,7 +64,7 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> F
         if scheme == hdfs.SCHEME:
             return hdfs.HdfsFolder(location)
         if scheme in SCHEMES:
-            return ObjectFolder(open_location(location, properties or {}))
+            return _ObjectFolder(open_location(location, properties or {}))
         return _fsspec(location)
     except (ImportError, ValueError, TypeError) as e:
         raise InvalidArgument(
@@ -87,24 +88,21 @@ class LocalFolder:
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names of a folder's entries, an empty list for a missing folder."""
-        try:
+        with suppress(FileNotFoundError):
             return sorted(path.name for path in (self._path / folder).iterdir())
-        except FileNotFoundError:
-            return []
+        return []
 
     def read(self, path: str) -> bytes | None:
         """Return a file's content, or None for a missing file."""
-        try:
+        with suppress(FileNotFoundError):
             return (self._path / path).read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def modified(self, path: str) -> float | None:
         """Return a file's last change in seconds since 1970, or None for a missing file."""
-        try:
+        with suppress(FileNotFoundError):
             return (self._path / path).stat().st_mtime
-        except FileNotFoundError:
-            return None
+        return None
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file, replacing any earlier content: the file appears as a whole, by a rename."""
@@ -136,69 +134,49 @@ class LocalFolder:
         return written
 
 
-class ObjectFolder:
-    """A prefix of a bucket; `store` is obstore's object for this prefix."""
+class _ObjectFolder:
+    """The `FolderStore` of a prefix of a bucket; `store` is obstore's object for this prefix."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names of the objects and prefixes in a folder, without the folder's own mark."""
-        import obstore
-
-        listing = obstore.list_with_delimiter(self._store, prefix=folder or None)
+        listing = self._store.list_with_delimiter(prefix=folder or None)
         paths = [*(item["path"] for item in listing["objects"]), *listing["common_prefixes"]]
         # Hadoop marks a folder by an empty object of the folder's name.
         return _last_parts(path for path in paths if path.strip("/") != folder)
 
     def read(self, path: str) -> bytes | None:
-        """Return an object's content, or None for a missing object."""
-        import obstore
-
-        try:
-            return bytes(obstore.get(self._store, path).bytes())
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError):
+            return bytes(self._store.get(path).bytes())
+        return None
 
     def modified(self, path: str) -> float | None:
-        """Return an object's last change in seconds since 1970, or None for a missing object."""
-        import obstore
-
-        try:
-            return float(obstore.head(self._store, path)["last_modified"].timestamp())
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError):
+            return float(self._store.head(path)["last_modified"].timestamp())
+        return None
 
     def write(self, path: str, content: bytes) -> None:
-        """Write an object, replacing any earlier content."""
-        import obstore
-
-        obstore.put(self._store, path, content)
+        self._store.put(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
         """Create an object by a conditional PUT; return False if an object with another content exists."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            obstore.put(self._store, path, content, mode="create")
+            self._store.put(path, content, mode="create")
         except AlreadyExistsError:
             # obstore repeats a request whose answer was lost, and may find the object of its own first request.
             return self.read(path) == content
         return True
 
     def remove(self, path: str) -> None:
-        """Delete an object, if present."""
-        import obstore
-
-        try:
-            obstore.delete(self._store, path)
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError):
+            self._store.delete(path)
 
 
-class FsspecFolder:
-    """A folder of a file system of fsspec.
+class _FsspecFolder:
+    """The `FolderStore` of a file system of fsspec.
 
     :param scheme: of the location, such as "sftp".
     """
@@ -209,29 +187,23 @@ class FsspecFolder:
         self._scheme = scheme
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         self._fs.invalidate_cache()
-        try:
+        with suppress(FileNotFoundError):
             return _last_parts(self._fs.ls(f"{self._path}/{folder}".rstrip("/"), detail=False))
-        except FileNotFoundError:
-            return []
+        return []
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's content, or None for a missing file."""
-        try:
+        with suppress(FileNotFoundError):
             return bytes(self._fs.cat_file(f"{self._path}/{path}"))
-        except FileNotFoundError:
-            return None
+        return None
 
     def modified(self, path: str) -> float | None:
-        """Return a file's last change in seconds since 1970, or None if unknown or missing."""
-        try:
+        with suppress(FileNotFoundError, NotImplementedError):
             return float(self._fs.modified(f"{self._path}/{path}").timestamp())
-        except (FileNotFoundError, NotImplementedError):
-            return None
+        return None
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file, replacing any earlier content. Readers may see a part of the file meanwhile."""
+        # Readers may see a part of the file meanwhile.
         self._fs.pipe_file(f"{self._path}/{path}", content)
 
     def create(self, path: str, content: bytes) -> bool:
@@ -254,19 +226,16 @@ class FsspecFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """Delete a file, if present."""
-        try:
+        with suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._path}/{path}")
-        except FileNotFoundError:
-            return
 
 
-def _fsspec(location: str) -> FsspecFolder:
+def _fsspec(location: str) -> _FsspecFolder:
     from fsspec.core import url_to_fs
 
     # The location includes the host, if the file system has one.
     fs, path = url_to_fs(location)
-    return FsspecFolder(fs, str(path).rstrip("/"), _split(location)[0])
+    return _FsspecFolder(fs, str(path).rstrip("/"), _split(location)[0])
 
 
 def _split(location: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Transient
@@ -89,25 +89,22 @@ class HdfsFolder:
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names of a folder's entries, an empty list for a missing folder."""
         place = self._path_of(folder).rstrip("/") or "/"
-        try:
+        with suppress(FileNotFoundError):
             paths = self._ask(lambda client: [entry.path for entry in client.list_status(place, False)])
-        except FileNotFoundError:
-            return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+            return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+        return []
 
     def read(self, path: str) -> bytes | None:
         """Return a file's content, or None for a missing file. Raises HdfsFailed."""
-        try:
+        with suppress(FileNotFoundError):
             return self._ask(lambda client: bytes(client.read(self._path_of(path)).read()))
-        except FileNotFoundError:
-            return None
+        return None
 
     def modified(self, path: str) -> float | None:
         """Return a file's last change in seconds since 1970, or None for a missing file."""
-        try:
+        with suppress(FileNotFoundError):
             return self._ask(lambda client: float(client.get_file_info(self._path_of(path)).modification_time) / 1000)
-        except FileNotFoundError:
-            return None
+        return None
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file, replacing any earlier content: the file appears as a whole, by a rename."""
@@ -125,10 +122,8 @@ class HdfsFolder:
 
     def remove(self, path: str) -> None:
         """Delete a file, if present."""
-        try:
+        with suppress(FileNotFoundError):
             self._ask(lambda client: client.delete(self._path_of(path), False))
-        except FileNotFoundError:
-            return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
         """Return the result of a call of the client. Raises HdfsFailed, even if late; see `translate_errors`."""

@@ -111,8 +111,8 @@ MUTANTS = (
     CrossingMutant(
         "an object that is created over another",
         "airflow_lakestream/stores/folders.py",
-        'obstore.put(self._store, path, content, mode="create")',
-        "obstore.put(self._store, path, content)",
+        'self._store.put(path, content, mode="create")',
+        "self._store.put(path, content)",
         "services",
         "tests/services/test_s3_leases.py::test_a_folder_of_s3_and_one_of_a_disk_behave_the_same",
     ),

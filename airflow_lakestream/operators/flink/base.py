@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 # No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import count, positive_seconds
 from airflow_lakestream.config.literals import Check
+from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.links import FlinkLink, TableLink, TopicLink, links_until_run
-from airflow_lakestream.operators.arguments import set_arguments, templated
+from airflow_lakestream.operators.arguments import documented, set_arguments, templated
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 from airflow_lakestream.stores.folders import is_object_store
@@ -30,14 +31,13 @@ _CHECKS: dict[str, Check] = {
 }
 
 
+@documented(SettingTaker.FLINK)
 class FlinkOperator(SupervisedOperator):
     """A job of Flink, supervised by a driver next to the worker.
 
     :param checkpoint_interval: time between two checkpoints (templated)
     :param parallelism: subtasks of the job; default: the cluster's (templated)
     :param driver_folder: folder of the drivers' logs; default: `$AIRFLOW_HOME/lakestream` (templated)
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param flink_conn_id: connection of type `http`: the SQL Gateway's address, and `jobmanager_url` in its extra
         (templated)
     :param kwargs: arguments of `SupervisedOperator`

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 # Arguments of FlinkSqlOperator that `FlinkConfig` gets unchanged: always, and only with a value.
-_REQUIRED_ARGUMENTS = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
+_REQUIRED_ARGUMENTS = ("topic", "table", "format", "start_offset", "on_data_loss", "publish_interval", "prove")
 _OPTIONAL_ARGUMENTS = (
     *("columns", "sql", "sql_input", "schema", "start_timestamp", "partition_by", "branch", "checks"),
     *("on_error", "max_rejected"),
@@ -96,7 +96,6 @@ def configured(operator: SupervisedOperator, owner: str) -> FlinkConfig:
         kafka=kafka.configuration(),
         registry={} if registry is None else asdict(registry),
         consumer_group=operator.consumer_group or operator.dag_id,
-        publish_interval=seconds("publish_interval", operator.publish_interval),
         table_properties=dict(operator.table_properties or {}),
         **{name: getattr(operator, name) for name in _REQUIRED_ARGUMENTS},
         **optional,
@@ -111,11 +110,11 @@ def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
     :param operator: a `FlinkScriptOperator`.
     :param owner: key of the task's run, the same for all tries.
     """
+    common = {**_common(operator, owner), "name": f"{operator.dag_id}.{operator.task_id}"}
     if is_given(operator.jar):
         jar = str(operator.jar)
         return ScriptConfig(
-            **_common(operator, owner),
-            name=f"{operator.dag_id}.{operator.task_id}",
+            **common,
             jar=jar,
             jar_digest=digest_of(read_jar(jar)),
             entry_class=str(operator.entry_class) if is_given(operator.entry_class) else "",
@@ -125,10 +124,9 @@ def script_configured(operator: SupervisedOperator, owner: str) -> ScriptConfig:
     wants_kafka = KAFKA in script
     wants_database = DATABASE in script and is_given(operator.database_conn_id)
     return ScriptConfig(
-        **_common(operator, owner),
+        **common,
         kafka=KafkaHook(operator.kafka_conn_id).configuration() if wants_kafka else {},
         database=connector_options(str(operator.database_conn_id)) if wants_database else {},
-        name=f"{operator.dag_id}.{operator.task_id}",
         script=script,
     )
 
@@ -148,8 +146,8 @@ def _common(operator: SupervisedOperator, owner: str) -> dict[str, Any]:
         "manager": manager,
         "owner": owner,
         "checkpoint_location": str(operator.checkpoint_location).rstrip("/"),
-        "checkpoint_interval": seconds("checkpoint_interval", operator.checkpoint_interval),
-        "parallelism": arguments.count("parallelism", operator.parallelism, "subtasks"),
+        "checkpoint_interval": operator.checkpoint_interval,
+        "parallelism": operator.parallelism,
     }
 
 

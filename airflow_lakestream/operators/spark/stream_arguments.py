@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from airflow_lakestream.config.arguments import between_batches, count
 from airflow_lakestream.config.literals import OF_MIRROR, Check, check_literals
+from airflow_lakestream.config.settings import SETTINGS
 from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import MASKED, refuse_shown, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
@@ -19,7 +18,7 @@ from airflow_lakestream.registry.config import refuse_secrets
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.stores.folders import is_object_store
 
-NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
+_NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
 
 
 class SparkArguments(SupervisedOperator):
@@ -89,7 +88,7 @@ class SparkArguments(SupervisedOperator):
     def spark_options(self) -> dict[str, Any]:
         """Return the arguments of `SparkHook` that have a value. Raises InvalidArgument."""
         options = {name: value for name in self._hook_arguments if (value := getattr(self, name)) is not None}
-        return options | {name: count(name, options[name], "processes") for name in NUMBERS if name in options}
+        return options | {name: SETTINGS[name].parse(options[name]) for name in _NUMBERS if name in options}
 
 
 def _refuse_unmasked(argument: str, value: Any) -> None:
@@ -98,15 +97,6 @@ def _refuse_unmasked(argument: str, value: Any) -> None:
         if not MASKED.search(name):
             problem = f"{name or 'its text'} holds a secret, which would be shown."
             raise InvalidArgument(argument, problem, "Put it into a connection, or a file that properties_file names.")
-
-
-_CHECKS: dict[str, Check] = {
-    "app": lambda _, value: check_app(str(value)),
-    "trigger": between_batches,
-    "max_batches": count,
-    "max_offsets_per_trigger": count,
-    **dict.fromkeys(NUMBERS, partial(count, unit="processes")),
-}
 
 
 class StreamArguments(SparkArguments):
@@ -135,11 +125,12 @@ class StreamArguments(SparkArguments):
         # Here, before Airflow stores a DAG with a secret anywhere.
         refuse_secrets((app_config or {}).get("schema_registry") or "")
         refuse_shown("app_config", app_config)
-        set_arguments(self, StreamArguments, {**locals(), "app_config": dict(app_config or {})}, _CHECKS)
+        checks: dict[str, Check] = {"app": lambda _, value: check_app(str(value))}
+        set_arguments(self, StreamArguments, {**locals(), "app_config": dict(app_config or {})}, checks)
         if app not in (None, MAINTAIN_ICEBERG):
             check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
-            checks = OF_MIRROR if app in MIRROR_APPS else {}
-            check_literals({"table_format": lake_of_app(app).format, **self.app_config}, checks)
+            own = OF_MIRROR if app in MIRROR_APPS else {}
+            check_literals({"table_format": lake_of_app(app).format, **self.app_config}, own)
 
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields)
 

@@ -29,9 +29,9 @@ from airflow_lakestream.driver.supervisor import (
     SupervisorAction,
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.operators.arguments import check_written_flags, set_arguments, templated
+from airflow_lakestream.operators.arguments import check_written_flags, documented, set_arguments, templated
 from airflow_lakestream.operators.base import airflow_errors, emit_to_outlets, late_imports
-from airflow_lakestream.operators.lineage import LineageReporting, keep_lineage
+from airflow_lakestream.operators.lineage import LineageKeeping, LineageReporting
 from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
@@ -51,12 +51,6 @@ _FOREVER = timedelta(days=36_500)
 _POLL_S = 5.0
 _DEFERRED_POLL_S = 30.0
 
-_DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
-_CHECKS: dict[str, Check] = {
-    "max_restarts": count_from_zero,
-    **dict.fromkeys(("restart_backoff", *_DURATIONS), seconds),
-}
-
 
 class StreamLeft(LakestreamError, Transient):
     """Error of a try whose worker ends while the stream goes on."""
@@ -70,6 +64,7 @@ class _Signalled(Exception):
     """Exception for ending the supervision after SIGTERM."""
 
 
+@documented()
 class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     """Keep a single driver of a stream running and moving until a good end.
 
@@ -89,8 +84,6 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     :param stop_timeout: a driver that was asked to end kills itself if its batch takes longer; None: never (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
-    :param topic_url: address of the link Topic, such as `"https://kafka-ui/topics/{topic}"` (templated)
-    :param table_url: address of the link Table, with `{table}` in it (templated)
     """
 
     # The engine's name in metrics.
@@ -134,7 +127,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     template_fields: Sequence[str] = templated(__init__, "deferrable")
 
     def _checks(self) -> dict[str, Check]:
-        return {**_CHECKS, "on_kill_action": partial(choose, self.on_kill_actions)}
+        return {"on_kill_action": partial(choose, self.on_kill_actions)}
 
     def _on_kill_action(self) -> StrEnum:
         return choose(self.on_kill_actions, "on_kill_action", self.on_kill_action)
@@ -249,22 +242,13 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
         self._is_supervising = True
         try:
             # The lineage is outermost, so that the reaction to a signal is done first.
-            with keep_lineage(self, supervisor):
-                return self._supervise_until_signal(context, supervisor, task_report, decision)
+            with LineageKeeping(self, supervisor):
+                try:
+                    return self._supervise(supervisor, task_report, decision)
+                except _Signalled:
+                    raise self._answer_to_signal(context, supervisor, task_report) from None
         finally:
             self._is_supervising = False
-
-    def _supervise_until_signal(
-        self,
-        context: Context,
-        supervisor: StreamSupervisor,
-        task_report: TaskReport,
-        decision: SupervisionDecision | None,
-    ) -> dict[str, Any]:
-        try:
-            return self._supervise(supervisor, task_report, decision)
-        except _Signalled:
-            raise self._answer_to_signal(context, supervisor, task_report) from None
 
     def _supervise(
         self, supervisor: StreamSupervisor, task_report: TaskReport, decision: SupervisionDecision | None
@@ -284,7 +268,7 @@ class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
             if decision.action is SupervisorAction.WAIT:
                 self._defer(supervisor, task_report, decision.history)
             if decision.action is SupervisorAction.FINISH:
-                task_report.set_progress(supervisor.finish())
+                task_report.progress = supervisor.finish()
                 task_report.push_end_links()
                 return {self.place: supervisor.spec.location, **task_report.report()}
             task_report.report_failure(decision.reason, supervisor.log_tail())

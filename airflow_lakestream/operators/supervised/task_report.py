@@ -137,10 +137,6 @@ class TaskReport:
         for line in log_tail:
             log.warning("driver: %s", line)
 
-    def set_progress(self, progress: DriverProgress) -> None:
-        """Keep the progress for the report."""
-        self.progress = progress
-
     def _report_start(self, look: DriverLook) -> None:
         """Log a driver that was not seen before, and push its links."""
         lease = look.lease

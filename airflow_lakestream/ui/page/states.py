@@ -161,11 +161,8 @@ def _of_landing(facts: StateFacts) -> Iterator[tuple[PageState, StateReason]]:
         left = 0 if facts.lasts else landing.lag or 0
         yield PageState.LANDING, StateReason(f"The newest run left {_count(left)} for the next one." if left else "")
     else:
-        yield PageState.IDLE, StateReason("The newest run found nothing to land." if _ended_well(newest) else "")
-
-
-def _ended_well(newest: TaskTry | None) -> bool:
-    return newest is not None and newest.state in ("success", "skipped")
+        ended_well = newest is not None and newest.state in ("success", "skipped")
+        yield PageState.IDLE, StateReason("The newest run found nothing to land." if ended_well else "")
 
 
 def _count(offsets: int) -> str:

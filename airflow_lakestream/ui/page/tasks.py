@@ -176,7 +176,7 @@ def find_streams(data: Mapping[str, Any]) -> DagStreams:
     Only operators of this package land or look at streams. Nothing is imported from the DAG file.
     """
     dag = _map(data.get("dag"))
-    tasks = [_plain(task) for task in dag.get("tasks", [])]
+    tasks = [dict(_map(task)) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
     dag_id = str(dag.get("dag_id", ""))
     tags = sorted(map(str, _list(dag.get("tags"))))
@@ -262,10 +262,6 @@ def _xcom_of(value: Any) -> str | None:
     if isinstance(value, list):
         return next((task_id for item in value if (task_id := _xcom_of(item))), None)
     return None
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return dict(_map(value))
 
 
 def _map(value: Any) -> Mapping[str, Any]:

@@ -108,6 +108,7 @@ def test_another_registry_is_another_stream_and_its_password_is_none() -> None:
 
 
 def test_another_interval_is_another_configuration_of_the_same_program() -> None:
+    assert config(publish_interval="5s").fingerprint == config(publish_interval=5).fingerprint
     other = config(publish_interval=5.0)
     assert other.program == config().program
     assert other.fingerprint != config().fingerprint

@@ -85,6 +85,24 @@ def test_the_connections_and_arguments_become_what_the_driver_is_told(connection
     assert told.inputs == {"app": "flink_sql", "topic": "t", "table": "lake.t", "group": "g"}
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "problem"),
+    [
+        ("publish_interval", "0s", "has to be above 0 seconds"),
+        ("checkpoint_interval", "0", "has to be above 0 seconds"),
+        ("publish_interval", "soon", "'soon' is not a number of seconds"),
+        ("parallelism", "few", "'few' is not a number of subtasks above 0"),
+    ],
+)
+def test_rendered_values_are_checked_like_literals(
+    connections: pytest.MonkeyPatch, argument: str, value: str, problem: str
+) -> None:
+    rendered = operator(**{argument: "{{ params.value }}"})
+    setattr(rendered, argument, value)
+    with pytest.raises(InvalidArgument, match=f"{argument}: {problem}"):
+        configured(rendered, "run")
+
+
 def test_the_registry_is_that_of_its_connection_and_none_without_avro(connections: pytest.MonkeyPatch) -> None:
     door = {"conn_type": "http", "host": "https://registry", "port": 8081, "login": "me", "password": "secret"}
     connections.setenv("AIRFLOW_CONN_REGISTRY", json.dumps(door))

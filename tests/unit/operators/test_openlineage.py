@@ -30,12 +30,12 @@ sys.meta_path.insert(0, Missing())
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.lineage import is_lineage_enabled
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
-from airflow_lakestream.operators.lineage import keep_lineage
+from airflow_lakestream.operators.lineage import LineageKeeping
 
 land = KafkaExtractOperator(task_id="land", topic="t", table="lake.t")
 stream = SparkStreamingSubmitOperator(task_id="stream", application="a.py", checkpoint_location="/c")
 # Who looks after the driver is not even asked.
-with keep_lineage(stream, None):
+with LineageKeeping(stream, None):
     pass
 print(is_lineage_enabled(), [one.get_openlineage_facets_on_complete(None) for one in (land, stream)])
 print([one.get_openlineage_facets_on_failure(None) for one in (land, stream)])
