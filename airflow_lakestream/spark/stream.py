@@ -33,6 +33,7 @@ from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
+from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.frames.stateful import StatefulBatches
 from airflow_lakestream.spark.lease import Lease, take_lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, ProgressReporter, function_of
@@ -71,27 +72,18 @@ class AppSupervision:
 
 
 @contextmanager
-def supervised(
-    spark: SparkSession,
-    work: str,
-    take: Callable[[str], Lease],
-    location: str | None,
-    properties: Mapping[str, str] | None = None,
-) -> Iterator[AppSupervision]:
-    """Hold a lease and give signs of life while an app works; without a location, do neither.
+def supervised(config: AppSettings, spark: SparkSession, work: str) -> Iterator[AppSupervision]:
+    """Hold a lease and give signs of life while an app works; without a `lease_location`, do neither.
 
     :param work: the work, in words.
-    :param take: takes the lease of a location.
-    :param location: path or URI; lease and progress are in `<location>.lakestream`.
-    :param properties: properties of the location's object store.
 
-    Raises the errors of `take`.
+    Raises LeaseHeld, OtherInputs.
     """
-    if location is None:
+    if config.lease_location is None:
         yield AppSupervision()
         return
-    with take(location) as lease:
-        progress = ProgressLog(location, properties)
+    with take_lease(config, spark, config.lease_location) as lease:
+        progress = ProgressLog(config.lease_location, config.store_properties)
         with ProgressReporter(spark, progress, is_idle=lambda: False) as reporter:
             reporter.begin(work)
             yield AppSupervision(progress, reporter, lease)
@@ -102,12 +94,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
 
     A lease is held if the configuration has a `lease_location`. Raises the errors of a landing, LeaseHeld, OtherInputs.
     """
-
-    def take(location: str) -> Lease:
-        return take_lease(config, spark, location)
-
-    work = f"landing {config.landing['mode']}"
-    with supervised(spark, work, take, config.lease_location, config.store_properties) as supervision:
+    with supervised(config, spark, f"landing {config.landing['mode']}") as supervision:
         started = time.monotonic()
         report = MicroBatches(config, spark, reporter=supervision.reporter).land(config.run_id or uuid.uuid4().hex)
         supervision.report(batch_progress(0, report, time.monotonic() - started))

@@ -30,7 +30,6 @@ from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_m
 from airflow_lakestream.run.maintenance.upkeep import raise_failed
 from airflow_lakestream.spark import lake_settings as catalog_options
 from airflow_lakestream.spark.lake_settings import catalog_packages
-from airflow_lakestream.spark.lease import Lease, lease_for
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.stream import AppSupervision, supervised
@@ -276,11 +275,7 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
 
     Raises LeaseHeld, and OtherInputs if the lease's location belongs to another stream.
     """
-
-    def take(location: str) -> Lease:
-        return lease_for(config, spark, location, config.fingerprint, config.inputs)
-
-    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as supervision:
+    with supervised(config, spark, "maintaining") as supervision:
         return _maintain(config, spark, supervision)
 
 
