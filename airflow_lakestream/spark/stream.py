@@ -205,7 +205,7 @@ class LandingQuery:
         self._batches = _batches_of(config, spark, self._reporter)
         # Set once the query is to end before the next batch.
         self._ending = threading.Event()
-        # The error of a batch, for `_run` to raise.
+        # The error of a batch, for `run` to raise.
         self._error: Exception | None = None
         self._landed_batches = 0
 
@@ -215,20 +215,17 @@ class LandingQuery:
         Raises the errors of a landing, and LeaseLost; nothing uncommitted is left.
         """
         with self._reporter:
-            self._run()
-
-    def _run(self) -> None:
-        checkpoint = self._read_own_checkpoint()
-        if self._batches.catch_up(checkpoint):
             checkpoint = self._read_own_checkpoint()
-        self._query = query = self._start(checkpoint)
-        try:
-            self._watch(query)
-        finally:
-            self._batches.stop.set()
-            query.stop()
-        if self._error is not None:
-            raise self._error
+            if self._batches.catch_up(checkpoint):
+                checkpoint = self._read_own_checkpoint()
+            self._query = query = self._start(checkpoint)
+            try:
+                self._watch(query)
+            finally:
+                self._batches.stop.set()
+                query.stop()
+            if self._error is not None:
+                raise self._error
 
     def _read_own_checkpoint(self) -> QueryCheckpoint | None:
         """Return the checked checkpoint; None before the first start. Raises CheckpointDamaged, ForeignCheckpoint."""
@@ -310,7 +307,7 @@ class LandingQuery:
                 if self._ending.is_set() and self._is_idle():
                     return
         except StreamingQueryException as e:
-            # `_run` raises the kept error of a batch. After a request to end, Spark reports our `_QueryEnd` here.
+            # `run` raises the kept error of a batch. After a request to end, Spark reports our `_QueryEnd` here.
             if self._error is None and not self._ending.is_set():
                 raise query_failed(self._location, e) from e
 

@@ -147,14 +147,11 @@ class IcebergProcedures:
         }
         return self._call("remove_orphan_files", arguments)
 
-    @property
-    def _quoted_name(self) -> str:
-        # With the catalog's name: a namespace may have the name of a catalog.
-        return ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
-
     def _call(self, procedure: str, arguments: Mapping[str, Any]) -> int:
         """Call a procedure; return the number of rows in the result. Arguments that are None are left out."""
-        named = {"table": self._quoted_name, **arguments}
+        # With the catalog's name: a namespace may have the name of a catalog.
+        table = ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
+        named = {"table": table, **arguments}
         text = ", ".join(f"{key} => {_literal(value)}" for key, value in named.items() if value is not None)
         return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
 
