@@ -7,10 +7,9 @@ the ledger has all offsets below the boundaries. A record that is written later 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile
@@ -32,12 +31,9 @@ from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.replace.takeout import added_files
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.watching.asking import LookQuestion
+from airflow_lakestream.watching.asking import LookQuestion, Step
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
-
-# A part of a look: yields questions, receives the answers, returns a result.
-Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
