@@ -202,7 +202,9 @@ class LandingQuery:
         self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
         self._reporter = ProgressReporter(spark, self._progress, self._is_idle)
-        self._batches = _batches_of(config, spark, self._reporter)
+        extract = config.extract
+        is_stateful = isinstance(extract, FrameConfig) and extract.is_stateful
+        self._batches = (StatefulBatches if is_stateful else MicroBatches)(config, spark, reporter=self._reporter)
         # Set once the query is to end before the next batch.
         self._ending = threading.Event()
         # The error of a batch, for `run` to raise.
@@ -318,12 +320,6 @@ class LandingQuery:
     def _is_idle(self) -> bool:
         """Return whether the query waits for records."""
         return self._query is not None and not self._query.status["isTriggerActive"]
-
-
-def _batches_of(config: AppConfig, spark: SparkSession, reporter: ProgressReporter) -> MicroBatches:
-    extract = config.extract
-    is_stateful = isinstance(extract, FrameConfig) and extract.is_stateful
-    return (StatefulBatches if is_stateful else MicroBatches)(config, spark, reporter=reporter)
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:

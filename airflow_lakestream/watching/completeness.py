@@ -152,16 +152,13 @@ def begins_of(
     :param partitions: a mapping whose keys are the partitions; the values are not used.
     :param lows: by partition, the boundary at the start of the covered time; None without a covered time.
     """
-    return {p: _begin(backlog, lows or {}, p) for p in partitions}
-
-
-def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: int) -> int:
-    """Return the first offset for a single partition; see `begins_of`."""
-    origin = backlog.entry.origin
-    # A partition added after the origin was fixed begins at 0.
-    begins = [origin.get(partition, 0)] if origin else []
-    begins += [lows[partition].offset] if partition in lows else []
-    return min(begins, default=0)
+    origin, begins = backlog.entry.origin, {}
+    for p in partitions:
+        # A partition added after the origin was fixed begins at 0.
+        known = [origin.get(p, 0)] if origin else []
+        known += [lows[p].offset] if lows and p in lows else []
+        begins[p] = min(known, default=0)
+    return begins
 
 
 def _partitions_text(topic: str, partitions: tuple[int, ...]) -> str:
