@@ -41,8 +41,8 @@ class DeltaFilledTable:
             ledger_store.check_not_taken_away(head, known_group, storage.store(name))
         self.ledgers = {known_group: ledger_store.read_ledger(head, known_group) for known_group in groups}
 
-    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows of all topics by position; `topic` is not used."""
+    def count(self, columns: PositionColumns) -> RowPositions:
+        """Count the rows of all topics by position."""
         return RowPositions.of(columns.of(part) for part in self._parts(columns.roots))
 
     def rows(self) -> int | None:
@@ -90,12 +90,7 @@ class DeltaFilledTable:
             version -= 1
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, only on this head; return the version.
-
-        Raises HeadMoved, and the errors of a landing.
-
-        :param notes: the table's new properties.
-        """
+        """Commit a landing without rows, only on this head; return the version. See `FilledTable.write`."""
         sink = DeltaSink(self._storage, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         sink.load(landing.run_id)
 

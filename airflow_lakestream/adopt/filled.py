@@ -48,8 +48,8 @@ class FilledTable(Protocol):
     def ledgers(self) -> Mapping[str, Ledger]:
         """The ledgers of all groups, always including the adopting group's."""
 
-    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows by position.
+    def count(self, columns: PositionColumns) -> RowPositions:
+        """Count the rows of all topics by position.
 
         :param columns: the columns with the positions.
         """
@@ -86,8 +86,8 @@ class IcebergFilledTable:
         groups = sorted({*groups_of(self._table), group})
         self.ledgers = {known_group: ledger_store.read_ledger(self._table, known_group) for known_group in groups}
 
-    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
-        """Count the rows of all topics by position; `topic` is not used."""
+    def count(self, columns: PositionColumns) -> RowPositions:
+        """Count the rows of all topics by position."""
         return count_rows(self._table, self.head, columns=columns)
 
     def rows(self) -> int | None:
@@ -107,12 +107,7 @@ class IcebergFilledTable:
         return None
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, only on this head; return the snapshot's id.
-
-        Raises HeadMoved, and the errors of a landing.
-
-        :param notes: the table's new properties.
-        """
+        """Commit a landing without rows, only on this head; return the snapshot's id. See `FilledTable.write`."""
         sink = IcebergSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         # Rows that another writer has added since would be adopted unseen.
         sink.builders = [partial(with_fit, check=head_is(self.head, HeadMoved))]

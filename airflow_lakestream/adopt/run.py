@@ -15,6 +15,7 @@ from airflow_lakestream.audit.log import CannotRebuild, rebuild_topic
 from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.codec import encode_ranges
 from airflow_lakestream.core.landing.plan import TopicState, check_identity, leader_epochs
+from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import HeadMoved, RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, shown
@@ -22,9 +23,6 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.tables.positions import OWN_COLUMNS, AdoptionReceipt, PositionColumns, noted
-
-# The number of ranges named in a text.
-_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +130,9 @@ class TopicAdoption:
         """Refuse a position behind the rows: the table then has rows at offsets beyond the position."""
         possible = self._claim.may_have_rows(self._state)
         if possible is not None and (beyond := self._own_rows - possible):
+            some = shown([*map(str, beyond)], 10)
             raise CannotAdopt(
-                f"the table has rows at {_some(beyond)}, beyond the position of {self._claim.source}: it wrote more "
+                f"the table has rows at {some}, beyond the position of {self._claim.source}: it wrote more "
                 "than its position says, the position is of another table, or another tool wrote them. The next run "
                 "would land these records a second time. Nothing was written. If each row has its position: --from "
                 "rows; else let the tool commit its position, and stop it again."
@@ -245,11 +244,6 @@ def _by_partition(claim: PositionClaim, state: TopicState) -> list[str]:
     ]
 
 
-def _some(ranges: RangeSet) -> str:
-    """Return the first ranges as text."""
-    return shown([str(offsets) for offsets in ranges], _NAMED)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionResult:
     """Result of an adoption, planned or written; a written adoption has a `snapshot_id`."""
@@ -258,18 +252,7 @@ class AdoptionResult:
     consumer_group: str
     claim: PositionClaim
     decision: AdoptionDecision
-    head: int | None
     snapshot_id: int | None = None
-
-    @property
-    def proved(self) -> tuple[str, ...]:
-        """Evidence for the ledger."""
-        return self.decision.proved
-
-    @property
-    def trusted(self) -> tuple[str, ...]:
-        """Assumptions without evidence."""
-        return self.decision.trusted
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [partition, from, until]."""
@@ -280,14 +263,14 @@ class AdoptionResult:
             "from": self.claim.source,
             "topic": self.decision.identity.topic,
             "topic_id": self.decision.identity.topic_id,
-            "landed": _triples(entry.landed),
-            "not_verifiable": _triples(entry.adopted),
-            "lost": _triples(entry.lost),
-            "left": _triples(self.decision.left),
+            "landed": triples(entry.landed),
+            "not_verifiable": triples(entry.adopted),
+            "lost": triples(entry.lost),
+            "left": triples(self.decision.left),
             "origin": {str(partition): offset for partition, offset in sorted(entry.origin.items())},
             "rows": entry.counts.written,
-            "proved": list(self.proved),
-            "on_trust": list(self.trusted),
+            "proved": list(self.decision.proved),
+            "on_trust": list(self.decision.trusted),
             "written": self.snapshot_id is not None,
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
         }
@@ -346,9 +329,7 @@ class TableAdoption:
         check_identity(filled.ledgers[self.consumer_group], source.identity(), self.table)
         reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
         decision = TopicAdoption(claim, positions, held, source, reader).decide()
-        return AdoptionResult(
-            table=self.table, consumer_group=self.consumer_group, claim=claim, decision=decision, head=filled.head
-        )
+        return AdoptionResult(table=self.table, consumer_group=self.consumer_group, claim=claim, decision=decision)
 
     def write(self, lake: Any, tool: ToolPosition) -> AdoptionResult:
         """Check, and write the ledger in a single commit on the checked head.
@@ -380,14 +361,7 @@ class TableAdoption:
             snapshot_id = filled.write(self.consumer_group, landing, notes)
         except HeadMoved as e:
             raise StillRunning(source, f"{self.table} was changed while it was looked at") from e
-        return AdoptionResult(
-            table=self.table,
-            consumer_group=self.consumer_group,
-            claim=adoption.claim,
-            decision=decision,
-            head=adoption.head,
-            snapshot_id=snapshot_id,
-        )
+        return replace(adoption, snapshot_id=snapshot_id)
 
     def _positions(self, filled: FilledTable) -> TableRowPositions:
         """Return the positions in the rows. Raises InvalidArgument if the table lacks the given columns.
@@ -404,14 +378,10 @@ class TableAdoption:
             return TableRowPositions(
                 rows=RowPositions(), all_have_positions=False, in_own_columns=True, text=text, total=total
             )
-        rows = filled.count(self.columns, self.topic)
+        rows = filled.count(self.columns)
         lacking, names = rows.without_position, ", ".join(self.columns.paths.values())
         text = f"{lacking} rows of {self.table} have no {names}" if lacking else f"each has {names}"
         is_own = self.columns.is_own
         return TableRowPositions(
             rows=rows, all_have_positions=not lacking, in_own_columns=is_own, text=text, total=total
         )
-
-
-def _triples(ranges: RangeSet) -> list[list[int]]:
-    return [[offsets.partition, offsets.from_offset, offsets.until_offset] for offsets in ranges]

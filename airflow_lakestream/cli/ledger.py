@@ -342,8 +342,8 @@ def _lines(adoption: AdoptionResult) -> Iterator[str]:
     ):
         if ranges:
             yield f"  {name}: {_text(ranges)}"
-    yield from (f"  proved: {line}" for line in adoption.proved)
-    yield from (f"  on trust: {line}" for line in adoption.trusted)
+    yield from (f"  proved: {line}" for line in adoption.decision.proved)
+    yield from (f"  on trust: {line}" for line in adoption.decision.trusted)
     yield "  The rows do not show which time was covered (mode=interval): intervals that run again look again."
 
 

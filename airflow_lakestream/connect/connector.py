@@ -1,20 +1,16 @@
-"""A connector as configured by a task, the ports of the supervision, and the errors at its end."""
+"""A connector as configured by a task, and the errors at the end of its supervision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
 
 from airflow_lakestream.connect.configuration import IcebergConnector
 from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA, BEHIND_DAMAGE, DamagedBatch, DataLoss
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.supervisor import SupervisionLimits
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
-
-if TYPE_CHECKING:
-    from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
 
 
 class ConnectorKind(StrEnum):
@@ -71,33 +67,6 @@ class ConnectorSpec:
 
 class HeadUnknown(LakestreamError, Transient):
     """Error of a catalog that did not answer a request for the head of the sink's branch."""
-
-
-class SinkPublisher(Protocol):
-    """Publications of a sink's commits from branch to main."""
-
-    def begin(self) -> Mapping[int, int]:
-        """Prepare table and branch; return, by partition, the first offset lacking in the ledger.
-
-        A consumer group without an origin gets its origin in the ledger here.
-        """
-
-    def begin_again(self) -> Mapping[int, int]:
-        """Reset the branch to main's head; return, by partition, the sink's first offset.
-
-        Raises LandedAhead if the ledger has offsets above the first offset that it lacks: the sink would land these
-        twice.
-        """
-
-    def publish(self, published: DriverProgress, is_stopped: bool) -> BatchProgress | None:
-        """Publish new commits; return the published batch, or None without new commits.
-
-        :param published: the sums of the batches that earlier calls of this run returned.
-        :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
-        """
-
-    def head(self) -> str:
-        """Return the id of the branch's head; empty without a branch. Raises HeadUnknown."""
 
 
 _LEFT = "Its commits are published by this run or the next."

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.connect.client import ConnectClient, ConnectorState, ConnectorStatus, NoSuchConnector
 from airflow_lakestream.connect.configuration import (
@@ -18,7 +18,7 @@ from airflow_lakestream.connect.configuration import (
     check_keys,
     session_of,
 )
-from airflow_lakestream.connect.connector import ConnectorAtDamage, ConnectorSpec, OnKillConnector, SinkPublisher
+from airflow_lakestream.connect.connector import ConnectorAtDamage, ConnectorSpec, OnKillConnector
 from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, ConnectorWatch
 from airflow_lakestream.connect.observer import ConnectorObserver
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsOnMain
@@ -32,6 +32,9 @@ from airflow_lakestream.driver.supervisor import (
 )
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.kafka.groups import KafkaGroups
+
+if TYPE_CHECKING:
+    from airflow_lakestream.connect.publishing import BranchPublisher
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +71,7 @@ class ConnectorSetup:
         spec: ConnectorSpec,
         client: ConnectClient,
         groups: KafkaGroups | None,
-        publisher: SinkPublisher | None,
+        publisher: BranchPublisher | None,
         publish: Callable[[bool], None],
         wait: Callable[[float], None],
     ) -> None:
@@ -271,7 +274,7 @@ class ConnectorSupervision:
         spec: ConnectorSpec,
         client: ConnectClient,
         groups: KafkaGroups | None,
-        publisher: SinkPublisher | None,
+        publisher: BranchPublisher | None,
         wait: Callable[[float], None],
         memory: Mapping[str, Any] = _NO_MEMORY,
     ) -> None:
@@ -334,15 +337,10 @@ class ConnectorSupervision:
             # The tasks may have failed days ago, for a reason that is gone by now.
             memory = memory.restarted(self._observer.look())
             self._setup.restart(only_failed=True)
+        self._watch.history = history or SupervisionHistory(submitted_at=time.time())
         # Until all tasks run again, the connector counts as starting, and `start_timeout` applies.
-        memory = replace(memory, has_run=False)
-        self._watch = ConnectorWatch(
-            self._observer.look,
-            self.spec.limits,
-            history or SupervisionHistory(submitted_at=time.time()),
-            memory,
-            session_of(self.spec.config),
-        )
+        self._watch.memory = replace(memory, has_run=False)
+        self._watch.last_look = ConnectorLook()
 
     def at_damage(self, look: ConnectorLook | None = None) -> ConnectorAtDamage | None:
         """Return the error if tasks fail or stall at a damaged batch; None without a damaged batch.

@@ -36,7 +36,7 @@ class ConnectorObserver:
     """Looks at a connector, without decisions.
 
     :param kafka: Kafka's consumer groups; None for a source, or without a Kafka connection: then no lag is known.
-    :param head: see `SinkPublisher.head`; None for a connector without a ledger.
+    :param head: see `BranchPublisher.head`; None for a connector without a ledger.
     """
 
     def __init__(

@@ -277,7 +277,7 @@ def head_of(catalog: Catalog, table: str, branch: str) -> str:
 
 
 class BranchPublisher:
-    """The `connector.SinkPublisher` of a task run.
+    """Publications of a sink's commits from branch to main, for a task run.
 
     :param kafka: librdkafka's configuration of the connection.
     :param where: the connection's name, for errors.
@@ -323,7 +323,8 @@ class BranchPublisher:
     def begin(self) -> Mapping[int, int]:
         """Prepare table and branch; return, by partition, the first offset that the ledger lacks.
 
-        Raises ConfigRefused, see `check_table`, and SinkLacksRecords.
+        A consumer group without an origin gets its origin in the ledger here. Raises ConfigRefused, see `check_table`,
+        and SinkLacksRecords.
         """
         self.check_table()
         with self._losses_named():

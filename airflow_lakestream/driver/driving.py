@@ -67,35 +67,41 @@ class Overtaken(LakestreamError, Transient):
         )
 
 
+@dataclass(frozen=True)
+class StreamSpec:
+    """Identity and limits of a stream.
+
+    :param location: the checkpoint's location.
+    :param fingerprint: fingerprint of the configuration.
+    :param inputs: the inputs that the checkpoint keeps for ever.
+    :param poll_interval: seconds between two looks.
+    :param by: the submitter, in words.
+    :param properties: properties of the checkpoint's object store; may hold secrets.
+    """
+
+    location: str
+    fingerprint: str
+    inputs: Mapping[str, str]
+    limits: SupervisionLimits
+    poll_interval: float
+    by: str
+    properties: Mapping[str, str] | None = None
+
+
 class DriverSubmissions:
     """The submits of drivers for a checkpoint.
 
     Each submit has a file `submit-<generation>-<attempt>.json` in the driver's folder. Only one process can create a
     file of that name, and this process may launch a driver.
-
-    :param fingerprint: fingerprint of the stream's configuration.
-    :param inputs: the inputs that the checkpoint keeps for ever: app, topic, table and consumer group.
-    :param start_timeout: seconds within which a launched driver takes its lease.
     """
 
-    def __init__(
-        self,
-        location: str,
-        fingerprint: str,
-        inputs: Mapping[str, str],
-        start_timeout: float,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        self._location = location
-        self._fingerprint = fingerprint
-        self._inputs = inputs
-        self._start_timeout = start_timeout
-        self._properties = properties
-        self._folder = DriverFolder(location, properties)
+    def __init__(self, spec: StreamSpec) -> None:
+        self._spec = spec
+        self._folder = DriverFolder(spec.location, spec.properties)
 
     def lease(self) -> LeaseRecord | None:
         """Return the newest lease; None without a lease."""
-        return read_lease(self._location, self._properties)
+        return read_lease(self._spec.location, self._spec.properties)
 
     def find(self) -> FoundDriver:
         """Find the stream's driver, or the generation to submit.
@@ -108,10 +114,10 @@ class DriverSubmissions:
         another configuration.
         """
         lease = self.lease()
-        check_inputs(self._location, lease, self._inputs)
+        check_inputs(self._spec.location, lease, self._spec.inputs)
         if lease and lease.state() is LeaseState.HELD:
             attempt, record = self._newest_submit(lease.generation)
-            if is_stop_requested(self._location, lease, self._properties):
+            if is_stop_requested(self._spec.location, lease, self._spec.properties):
                 return FoundDriver(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
             return FoundDriver(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
@@ -133,24 +139,22 @@ class DriverSubmissions:
         attempt, record = self._newest_submit(generation)
         return FoundDriver(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
-    def claim(self, driver: FoundDriver, by: str) -> FoundDriver:
+    def claim(self, driver: FoundDriver) -> FoundDriver:
         """Claim the right to launch, and delete the files of earlier submits; return the claimed driver.
 
         Raises Overtaken if another submitter has the right.
-
-        :param by: the submitter, in words.
         """
         claimed = replace(driver, attempt=driver.attempt + 1)
-        if not self._folder.create(self._file(claimed), self._record(by, None)):
-            raise Overtaken(self._location)
+        if not self._folder.create(self._file(claimed), self._record(None)):
+            raise Overtaken(self._spec.location)
         for name in self._folder.names():
             if name.startswith(_FILE_PREFIX) and name < self._file(claimed):
                 self._folder.remove(name)
         return claimed
 
-    def launched(self, claimed: FoundDriver, by: str, handle: DriverHandle) -> FoundDriver:
+    def launched(self, claimed: FoundDriver, handle: DriverHandle) -> FoundDriver:
         """Write the handle of a launched driver into the claimed file; return the driver with the handle."""
-        self._folder.write(self._file(claimed), self._record(by, handle))
+        self._folder.write(self._file(claimed), self._record(handle))
         return replace(claimed, handle=handle)
 
     def failed(self, claimed: FoundDriver) -> None:
@@ -161,19 +165,19 @@ class DriverSubmissions:
         """Return whether a submitted driver may still take its lease."""
         if handle is not None and handle.is_over:
             return False
-        return time.time() - float(record.get("at", 0)) < self._start_timeout
+        return time.time() - float(record.get("at", 0)) < self._spec.limits.start_timeout
 
     def _check_same(self, fingerprint: str, driver: str) -> None:
         """Raise OtherInputs if a driver's fingerprint is not the stream's."""
-        if fingerprint != self._fingerprint:
+        if fingerprint != self._spec.fingerprint:
             raise OtherInputs(
-                self._location,
+                self._spec.location,
                 f"its driver, {driver}, runs with another configuration",
                 "Let it end, or stop it (mark its task failed); a retry then goes on where it stopped.",
             )
 
-    def _record(self, by: str, handle: DriverHandle | None) -> dict[str, Any]:
-        entry = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
+    def _record(self, handle: DriverHandle | None) -> dict[str, Any]:
+        entry = {"fingerprint": self._spec.fingerprint, "by": self._spec.by, "at": time.time()}
         return {**entry, "handle": handle.to_dict() if handle else None}
 
     def _newest_submit(self, generation: int) -> tuple[int, dict[str, Any] | None]:
@@ -203,27 +207,6 @@ log = logging.getLogger(__name__)
 _PROCESS_LOOK_S = 0.5
 
 
-@dataclass(frozen=True)
-class StreamSpec:
-    """Identity and limits of a stream.
-
-    :param location: the checkpoint's location.
-    :param fingerprint: fingerprint of the configuration.
-    :param inputs: the inputs that the checkpoint keeps for ever.
-    :param poll_interval: seconds between two looks.
-    :param by: the submitter, in words.
-    :param properties: properties of the checkpoint's object store; may hold secrets.
-    """
-
-    location: str
-    fingerprint: str
-    inputs: Mapping[str, str]
-    limits: SupervisionLimits
-    poll_interval: float
-    by: str
-    properties: Mapping[str, str] | None = None
-
-
 class DriverSupervision:
     """Supervision of a stream's driver in one process.
 
@@ -240,9 +223,7 @@ class DriverSupervision:
         self._backend = backend
         self._prepare = prepare
         self._wait = wait
-        self._submissions = DriverSubmissions(
-            spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
-        )
+        self._submissions = DriverSubmissions(spec)
         self._folder = DriverFolder(spec.location, spec.properties)
         # `by` is the same in each try of a task run, so the tries share these files. Files of older versions have these
         # names: keep them.
@@ -401,7 +382,7 @@ class DriverSupervision:
                 return driver
             if driver.action is SubmitAction.SUBMIT:
                 try:
-                    return self._submit(self._submissions.claim(driver, self.spec.by))
+                    return self._submit(self._submissions.claim(driver))
                 except Overtaken as e:
                     log.info("%s", e)
             elif time.monotonic() > deadline:
@@ -418,7 +399,9 @@ class DriverSupervision:
         Without a lease the next driver is submitted. With a lease, the end of the lease is awaited; but if heartbeats
         still arrive, the lease belongs to a later driver, which is adopted without a handle.
         """
-        if driver.action is not SubmitAction.ADOPT or not self._is_gone(driver.handle):
+        if driver.action is not SubmitAction.ADOPT or driver.handle is None:
+            return driver
+        if self._backend.state(driver.handle) not in ENDED:
             return driver
         if driver.lease is None:
             return replace(driver, action=SubmitAction.SUBMIT)
@@ -426,16 +409,13 @@ class DriverSupervision:
             return replace(driver, handle=None)
         return replace(driver, action=SubmitAction.WAIT)
 
-    def _is_gone(self, handle: DriverHandle | None) -> bool:
-        return handle is not None and self._backend.state(handle) in ENDED
-
     def _submit(self, claimed: FoundDriver) -> FoundDriver:
         """Launch a driver; return the driver with its handle. Raises SubmitFailed, and the errors of `prepare`."""
         try:
             job = self._prepare()
             if (planned := self._backend.planned(job)) is not None:
                 # Before the launch: if this worker dies before the backend answers, the next worker has the handle.
-                self._submissions.launched(claimed, self.spec.by, planned)
+                self._submissions.launched(claimed, planned)
             handle = self._backend.launch(job)
         # Also on a signal: a claim without a launch would make the next try wait for a driver until `start_timeout`.
         except BaseException:
@@ -444,4 +424,4 @@ class DriverSupervision:
         log.info("Submitted a driver for %s: %s", self.spec.location, handle)
         if handle.log:
             log.info("Its log: %s", handle.log)
-        return self._submissions.launched(claimed, self.spec.by, handle)
+        return self._submissions.launched(claimed, handle)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,8 +36,14 @@ log = logging.getLogger(__name__)
 def exit_code_of(work: Callable[[], None], what: str) -> int:
     """Do a program's work; return 0, or 1 after an error, with the reason in the last line of the log.
 
+    The log goes to the standard error.
+
     :param what: the program, for the log, such as `The app`.
     """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Both log too much: each call into Java, and each read of a table.
+    for name in ("py4j", "pyiceberg"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         work()
     except LakestreamError as e:

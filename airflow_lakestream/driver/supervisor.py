@@ -203,11 +203,13 @@ def decide(
     if sight.driver is DriverState.DONE:
         return SupervisionDecision(SupervisorAction.FINISH, history)
     history = _updated_history(history, limits, sight, now)
-    if reason := _failure(history, limits, sight, now):
-        if sight.terminal:
-            return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason, terminal=True)
-        return _after_failure(history, limits, reason, now)
-    return SupervisionDecision(SupervisorAction.WAIT, history)
+    reason = _failure(history, limits, sight, now)
+    if not reason:
+        return SupervisionDecision(SupervisorAction.WAIT, history)
+    if sight.terminal or history.restarts >= limits.max_restarts:
+        return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason, terminal=sight.terminal)
+    pause = min(limits.max_backoff, limits.backoff * 2**history.restarts)
+    return SupervisionDecision(SupervisorAction.RESTART, history, reason, now + pause)
 
 
 def _updated_history(
@@ -244,15 +246,6 @@ def _failure(history: SupervisionHistory, limits: SupervisionLimits, sight: Driv
         last_step = f" (last: {sight.doing})" if sight.doing else ""
         return f"made no progress for {stalled_for:.0f} s{last_step}"
     return ""
-
-
-def _after_failure(
-    history: SupervisionHistory, limits: SupervisionLimits, reason: str, now: float
-) -> SupervisionDecision:
-    if history.restarts >= limits.max_restarts:
-        return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason)
-    pause = min(limits.max_backoff, limits.backoff * 2**history.restarts)
-    return SupervisionDecision(SupervisorAction.RESTART, history, reason, now + pause)
 
 
 class SupervisedStream(Protocol):

@@ -261,7 +261,8 @@ class JobSeries:
             self.write(replace(note, savepoint=location, finished=finished))
         if state is not FlinkJobState.FINISHED:
             # The savepoint's files may not be in the branch yet: the job that begins with the savepoint commits them.
-            raise JobEnded(job, state, self.manager.failure_cause(job))
+            causes = self.manager.causes(job)
+            raise JobEnded(job, state, causes[-1] if causes else "")
         return location
 
     def _stop_with_savepoint(self, job: str, within: float) -> str:

@@ -59,11 +59,6 @@ class JobConfig(AppSettings):
         """A fingerprint, equal for two configurations if a job of either does the same work."""
 
     @property
-    @abstractmethod
-    def inputs(self) -> dict[str, str]:
-        """The inputs that the checkpoint keeps for ever."""
-
-    @property
     def fingerprint(self) -> str:
         """A fingerprint, equal for two configurations if a driver may serve both."""
         settings = {setting.name: written(self, setting.name) for setting in fields(self)}

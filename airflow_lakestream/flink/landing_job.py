@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -219,12 +219,12 @@ class LandingJobSeries(JobSeries):
             return ""
         return location
 
-    def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
+    def submit(self, starts: Mapping[int, int], state: str, columns: Sequence[str]) -> str:
         """Submit a job; return the job's id. Raises InvalidArgument for limits of Flink's cluster or of the statement.
 
         :param starts: by partition, the job's start without a state.
         :param state: the checkpoint or savepoint to begin with; empty to begin without a state.
-        :param columns: returns the table's columns.
+        :param columns: the table's columns.
         """
         config = self._landing
         if (kept := self.manager.kept_checkpoints()) < LEAST_KEPT:
@@ -245,7 +245,7 @@ class LandingJobSeries(JobSeries):
             for statement in source:
                 session.run(statement)
             row_columns = self._create_rows(session)
-            self._check(row_columns, columns())
+            self._check(row_columns, columns)
             self._insert(session, row_columns)
 
         job = self.submit_by(run, state)
@@ -283,7 +283,7 @@ class LandingJobSeries(JobSeries):
                 raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {cause}") from e
             raise
 
-    def _check(self, columns: list[str], table_columns: list[str]) -> None:
+    def _check(self, columns: list[str], table_columns: Sequence[str]) -> None:
         """Raise InvalidArgument for rows without positions, or with a column that the table lacks."""
         if missing := [name for name in statements.COLUMNS[:3] if name not in columns]:
             raise InvalidArgument(

@@ -6,7 +6,6 @@ Exit code 0: stopped on request. Otherwise the last line of the log has the reas
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 from airflow_lakestream.driver.lease import HeldLease, exit_code_of
@@ -25,8 +24,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Supervise a Flink job, and publish the branch of a landing.")
     parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
     config_path = parser.parse_args().config
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("pyiceberg").setLevel(logging.WARNING)
     return exit_code_of(lambda: run(config_path), "The driver")
 
 

@@ -82,18 +82,14 @@ class FlinkAddress:
     password: str = ""
     token: str = ""
 
-    def call(self, method: str, path: str, body: object = None, timeout: float = _TIMEOUT) -> Any:
-        """Call the API. Raises FlinkUnreachable, FlinkRefused."""
-        return self._send(method, path, body, timeout=timeout)
+    def call(self, method: str, path: str, body: object = None, timeout: float = _TIMEOUT, **options: Any) -> Any:
+        """Call the API. Raises FlinkUnreachable, FlinkRefused.
 
-    def upload(self, path: str, name: str, content: bytes, timeout: float) -> Any:
-        """Send a file as a form does. Raises FlinkUnreachable, FlinkRefused."""
-        return self._send("POST", path, timeout=timeout, files={"jarfile": (name, content, _JAR_TYPE)})
-
-    def _send(self, method: str, path: str, body: object = None, **options: Any) -> Any:
+        :param options: further options of `HttpClient.send`.
+        """
         http = HttpClient(self.login or None, self.password, self.token)
         try:
-            answer = http.send(method, f"{self.url.rstrip('/')}{path}", body, **options)
+            answer = http.send(method, f"{self.url.rstrip('/')}{path}", body, timeout=timeout, **options)
             if not answer.is_error:
                 return answer.json() if answer.body else {}
         except (NoAnswer, ValueError) as e:
@@ -192,11 +188,6 @@ class JobManager:
         entries: list[dict[str, Any]] = (answer.get("exceptionHistory") or {}).get("entries") or [{}]
         return causes_in(str(entries[0].get("stacktrace", "")))
 
-    def failure_cause(self, job: str) -> str:
-        """Return the innermost cause of a job's failure; empty without a cause."""
-        causes = self.causes(job)
-        return causes[-1] if causes else ""
-
     def kept_checkpoints(self) -> int:
         """Return the number of checkpoints kept by the cluster for a job; 1, Flink's default, without a setting."""
         answer = self._address.call("GET", "/jobmanager/config", timeout=10)
@@ -209,7 +200,8 @@ class JobManager:
 
         :param request: the body of `/jars/:jarid/run`.
         """
-        uploaded = self._address.upload("/jars/upload", name, content, _JAR_TIMEOUT)["filename"]
+        form = {"jarfile": (name, content, _JAR_TYPE)}
+        uploaded = self._address.call("POST", "/jars/upload", timeout=_JAR_TIMEOUT, files=form)["filename"]
         jar = str(uploaded).rsplit("/", 1)[-1]
         try:
             self._address.call("POST", f"/jars/{jar}/run", request, _JAR_TIMEOUT)

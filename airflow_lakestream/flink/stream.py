@@ -83,7 +83,6 @@ class FlinkStream(JobStream):
         self.lease.check()
         savepoint = (note.finished or None) if note is not None else None
         publication = self.publication(savepoint)
-        self._check_table()
         # This publishes the rows of the branch.
         can_continue = self._has_branch() and self.land_rest(publication)
         starts = begin(publication) if can_continue else {}
@@ -91,7 +90,7 @@ class FlinkStream(JobStream):
         if not state:
             starts = begin_again(publication, self._begin_line)
         columns = load_table(self._catalog, self.config.table).schema().column_names
-        return self.jobs.submit(starts, state, lambda: list(columns))
+        return self.jobs.submit(starts, state, columns)
 
     def _begin_line(self, starts: Mapping[int, int]) -> None:
         table = load_table(self._catalog, self.config.table)
@@ -325,21 +324,19 @@ class FlinkStream(JobStream):
         )
 
     def _has_branch(self) -> bool:
+        """Return whether the table exists, and has the branch of Flink's rows.
+
+        Raises InvalidArgument for a table in which Flink would replace rows by key.
+        """
         try:
-            return self.config.on_branch in load_table(self._catalog, self.config.table).metadata.refs
+            metadata = load_table(self._catalog, self.config.table).metadata
         except NoSuchTableError:
             return False
-
-    def _check_table(self) -> None:
-        """Refuse a table in which Flink would replace rows by key. Raises InvalidArgument."""
-        try:
-            properties = load_table(self._catalog, self.config.table).metadata.properties
-        except NoSuchTableError:
-            return
-        if properties.get(_UPSERT, "").lower() == "true":
+        if metadata.properties.get(_UPSERT, "").lower() == "true":
             raise InvalidArgument(
                 "table",
                 f"{self.config.table} has {_UPSERT}: Flink would delete rows by their keys, and only appends can be "
                 "published.",
                 "Land into another table; for mirrors of databases there is kafka_mirror, and cdc_to_iceberg.",
             )
+        return self.config.on_branch in metadata.refs

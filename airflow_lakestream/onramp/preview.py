@@ -234,7 +234,9 @@ def _preview(
         key=_key_of(sample, registry),
         notes=_notes(sample),
     )
-    if guess.problem is not None and not _has_schemas(settings):
+    # With schemas from the user, the records can be decoded in spite of a guess's problem.
+    has_schemas = is_given(settings.get("writer_schemas")) or is_given(settings.get("schema"))
+    if guess.problem is not None and not has_schemas:
         return replace(base, problem=guess.problem, undecoded=_undecoded(chosen))
     return _decoded(base, sample, chosen, tombstones)
 
@@ -244,11 +246,6 @@ def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[st
     client = None if registry is None else RegistryClient(registry)
     names = {text for batch in sample.batches for text in names_in(_keys(batch), client, {}).to_pylist()}
     return (as_list(names.pop()) or ()) if len(names) == 1 else ()
-
-
-def _has_schemas(decoding: Mapping[str, Any]) -> bool:
-    """Return whether the user has given schemas, so that the records can be decoded in spite of a guess's problem."""
-    return is_given(decoding.get("writer_schemas")) or is_given(decoding.get("schema"))
 
 
 def _notes(sample: TopicSample) -> list[str]:

@@ -419,7 +419,8 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
         inferred = infer_schema(RawBatch("csv", 0, range(len(values)), [0] * len(values), values))
     except InvalidArgument:
         inferred = pa.schema([])
-    return schema_text(to_schema(pa.schema([pa.field(n, _type(inferred, n)) for n in names])))
+    types = dict(zip(inferred.names, inferred.types, strict=True))
+    return schema_text(to_schema(pa.schema([pa.field(name, types.get(name, pa.string())) for name in names])))
 
 
 def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> bytes:
@@ -429,10 +430,6 @@ def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> byte
     """
     members = zip(names, texts, strict=True)
     return ("{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in members) + "}").encode()
-
-
-def _type(inferred: pa.Schema, name: str) -> pa.DataType:
-    return inferred.field(name).type if name in inferred.names else pa.string()
 
 
 def _json(text: str | None) -> str:

@@ -20,14 +20,18 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.config.setting import SettingTaker
 from airflow_lakestream.config.settings import refusal_of
 from airflow_lakestream.core.policies import ModeName, is_given
+from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes import LakeCapability, lake_of_app
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import AppSettings
+from airflow_lakestream.spark.lake_settings import identity_of
 
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
+# Keys that are left out of the fingerprint: they differ from one submit to the next, or `fingerprint` replaces them.
+_NOT_IN_FINGERPRINT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
 # Settings that only a query has.
 _QUERY_SETTINGS = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
@@ -122,6 +126,28 @@ class AppConfig(AppSettings):
     def store_properties(self) -> dict[str, str]:
         """Properties of the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
         return dict(self.storage) if LakeCapability.STORE in lake_of_app(self.app).can else self.catalog_properties
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The inputs that a checkpoint keeps for ever: app, topic, table and consumer group."""
+        return {
+            "app": self.app,
+            "topic": str(self.landing.get("topic", "")),
+            "table": str(self.landing.get("table", "")),
+            "group": str(self.landing.get("consumer_group", "")),
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A fingerprint, equal for two configurations if a driver may serve both; a new password does not change it."""
+        settings = {key: value for key, value in self.to_dict().items() if key not in _NOT_IN_FINGERPRINT}
+        registry = self.landing.get("schema_registry")
+        if registry is not None:
+            address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
+            settings["landing"] = {**settings["landing"], "schema_registry": address}
+        settings["kafka"] = {"bootstrap.servers": self.kafka.get("bootstrap.servers")}
+        settings["catalog"] = identity_of(self.catalog_name, self.catalog_properties)
+        return fingerprint_of(settings)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:

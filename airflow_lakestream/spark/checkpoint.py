@@ -79,7 +79,9 @@ class QueryCheckpoint:
         file = f"offsets/{batch_id}"
         content = self._text(file)
         if content is None:
-            raise CheckpointDamaged(self.location, file, self._missing_text(batch_id))
+            is_deleted = self.planned and batch_id < self.planned[0]
+            reason = f": Spark has deleted entries before {self.planned[0]}" if is_deleted else ""
+            raise CheckpointDamaged(self.location, file, f"is missing{reason}")
         return self._parsed(file, content, skip=2)
 
     def started_at(self, batch_id: int) -> float | None:
@@ -155,11 +157,6 @@ class QueryCheckpoint:
                 if checksum and checksum[1] not in names and int(checksum[1]) > max(written, default=-1):
                     problem = f"is missing, and its checksum {name} is left"
                     raise CheckpointDamaged(self.location, f"{folder}/{checksum[1]}", problem)
-
-    def _missing_text(self, batch_id: int) -> str:
-        if self.planned and batch_id < self.planned[0]:
-            return f"is missing: Spark has deleted entries before {self.planned[0]}"
-        return "is missing"
 
     def _text(self, file: str) -> str | None:
         return _text(self.store, file)

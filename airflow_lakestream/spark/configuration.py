@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -102,6 +103,16 @@ class AppSettings:
     def store_properties(self) -> dict[str, str]:
         """The properties for opening the store of lease, progress and checkpoint."""
         return self.catalog_properties
+
+    @property
+    @abstractmethod
+    def inputs(self) -> dict[str, str]:
+        """The inputs that the location of lease and progress keeps for ever, without secrets."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A fingerprint without secrets, equal for two configurations if a driver may serve both."""
 
 
 def read_object(path: str | Path) -> Mapping[str, Any]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 import threading
 import zipimport
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from airflow_lakestream.core.landing.batch import Batch, decode
@@ -92,13 +92,8 @@ class ExecutorTask:
     passes_over: bool
 
     def __call__(self, share: PlanShare) -> RoundAnswer | ChildFailure:
-        """Read a share, and return the answer, or a ChildFailure with our own error for the driver to raise."""
-        settle()
-        try:
-            return self._read_share(share)
-        except LakestreamError as e:
-            # If raised here, Spark would retry the task and bring back only the error's text.
-            return ChildFailure(e)
+        """Read a share, and return the answer; see `answer_of`."""
+        return answer_of(lambda: self._read_share(share))
 
     def columns(self) -> RowSchema:
         """Return the payload's columns, as in the table's outline."""
@@ -144,6 +139,19 @@ class ExecutorTask:
             inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
         sink: RejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
+
+
+Answer = TypeVar("Answer")
+
+
+def answer_of(work: Callable[[], Answer]) -> Answer | ChildFailure:
+    """Do a task's work; return the result, or a ChildFailure with our own error for the driver to raise."""
+    settle()
+    try:
+        return work()
+    except LakestreamError as e:
+        # If raised here, Spark would retry the task and bring back only the error's text.
+        return ChildFailure(e)
 
 
 def settle() -> None:

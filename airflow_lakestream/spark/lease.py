@@ -1,14 +1,12 @@
-"""The lease of a Spark driver, tied to the JVM of `spark-submit`, and the identity of a stream in the lease.
+"""The lease of a Spark driver, tied to the JVM of `spark-submit`.
 
-To end at once, the driver kills that JVM; if that JVM ends, the lease is released. The identity has no secrets: a
-changed password does not make another stream, and no password is written to the driver's folder.
+To end at once, the driver kills that JVM; if that JVM ends, the lease is released.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -16,10 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from airflow_lakestream.driver import lease
 from airflow_lakestream.driver.lease import DriverTerminated
 from airflow_lakestream.driver.lease import request_stop as request_stop
-from airflow_lakestream.driver.lease_record import DriverOutcome, fingerprint_of
-from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.spark.configuration import AppSettings
-from airflow_lakestream.spark.lake_settings import identity_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,53 +75,14 @@ class Lease(lease.HeldLease):
         super().end_process()
 
 
-# Keys that are left out of the fingerprint: they differ from one submit to the next, or `fingerprint` replaces them.
-_LEFT_OUT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
-# Settings of the Kafka connection that identify the cluster.
-_CLUSTER_SETTINGS = ("bootstrap.servers",)
-
-
-def inputs_of(config: AppConfig) -> dict[str, str]:
-    """Return the inputs that a checkpoint keeps for ever: app, topic, table and consumer group."""
-    landing = config.landing
-    return {
-        "app": config.app,
-        "topic": str(landing.get("topic", "")),
-        "table": str(landing.get("table", "")),
-        "group": str(landing.get("consumer_group", "")),
-    }
-
-
-def fingerprint(config: AppConfig) -> str:
-    """Return a fingerprint of a configuration, equal for two configurations if the same driver may serve both."""
-    settings: dict[str, Any] = {key: value for key, value in config.to_dict().items() if key not in _LEFT_OUT}
-    registry = config.landing.get("schema_registry")
-    if registry is not None:
-        address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
-        settings["landing"] = {**settings["landing"], "schema_registry": address}
-    settings["kafka"] = {key: config.kafka.get(key) for key in _CLUSTER_SETTINGS}
-    settings["catalog"] = identity_of(config.catalog_name, config.catalog_properties)
-    return fingerprint_of(settings)
-
-
-def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
-    """Take the lease of a configuration's checkpoint, or of `lease_location`.
-
-    Raises LeaseHeld, OtherInputs.
-    """
-    return lease_for(config, spark, location, fingerprint(config), inputs_of(config))
-
-
-def lease_for(
-    config: AppSettings, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
-) -> Lease:
-    """Take a lease for any app; see `driver.lease.HeldLease.take`. Raises LeaseHeld, OtherInputs."""
+def take_lease(config: AppSettings, spark: SparkSession, location: str) -> Lease:
+    """Take the lease of an app's checkpoint, or of `lease_location`. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext
     return Lease.take(
         location,
-        fingerprint,
+        config.fingerprint,
         config.owner or f"{config.app} of nobody's",
-        inputs=inputs,
+        inputs=config.inputs,
         application_id=context.applicationId,
         ui_url=context.uiWebUrl or "",
         properties=config.store_properties,

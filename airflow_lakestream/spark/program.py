@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,7 +35,6 @@ def run_app(
     :param read: reads the configuration from the path.
     :param start: starts the session for the configuration; it is stopped at the end.
     """
-    _log_to_stderr()
 
     def run() -> None:
         config = read(config_path)
@@ -48,10 +45,3 @@ def run_app(
             spark.stop()
 
     return exit_code_of(run, "The app")
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Both log too much: each call of the JVM, and each read of PyIceberg.
-    for name in ("py4j", "pyiceberg"):
-        logging.getLogger(name).setLevel(logging.WARNING)

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.cdc.merge.pool import MergeThreads, MergeWork
 from airflow_lakestream.cdc.mirror import Mirror
@@ -273,8 +273,10 @@ class SparkReaders:
         context.environment = executors.ENVIRONMENT | context.environment
         try:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
-        except Exception as e:  # noqa: BLE001  # any error of Spark and of its bridge to the JVM
-            self._raise(job, union(share.ranges for share in shares), e)
+        except Exception as e:  # any error of Spark and of its bridge to the JVM
+            if job.stop.is_set():
+                raise Stopped from e
+            raise SparkReadFailed(job.table, union(share.ranges for share in shares), cause_of(e)) from e
         read = [answer for answer in answers if isinstance(answer, RoundAnswer)]
         for round_answer in read:
             # Before an error is raised: the sink deletes the files with its own if the landing is not committed.
@@ -284,12 +286,6 @@ class SparkReaders:
             if isinstance(answer, ChildFailure):
                 raise answer.error
         return read
-
-    def _raise(self, job: LandingJob, ranges: RangeSet, error: Exception) -> NoReturn:
-        """Raise our error for Spark's error: Stopped after a request to stop, else SparkReadFailed."""
-        if job.stop.is_set():
-            raise Stopped from error
-        raise SparkReadFailed(job.table, ranges, cause_of(error)) from error
 
 
 # The driver does smaller works itself: a job of Spark takes longer.
@@ -368,10 +364,5 @@ class _MergeTask:
 
     def __call__(self, numbered_item: tuple[int, Any]) -> Any:
         """Do a work, by its number, for an item; return the result, or a ChildFailure with our own error."""
-        executors.settle()
         number, item = numbered_item
-        try:
-            return self.works[number](item)
-        except LakestreamError as e:
-            # If raised here, Spark would retry the task and bring back only the error's text.
-            return ChildFailure(e)
+        return executors.answer_of(lambda: self.works[number](item))

@@ -33,6 +33,7 @@ from airflow_lakestream.spark import lake_settings
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
+from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.frames.stateful import StatefulBatches
 from airflow_lakestream.spark.lease import Lease, take_lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, ProgressReporter, function_of
@@ -71,27 +72,18 @@ class AppSupervision:
 
 
 @contextmanager
-def supervised(
-    spark: SparkSession,
-    work: str,
-    take: Callable[[str], Lease],
-    location: str | None,
-    properties: Mapping[str, str] | None = None,
-) -> Iterator[AppSupervision]:
-    """Hold a lease and give signs of life while an app works; without a location, do neither.
+def supervised(config: AppSettings, spark: SparkSession, work: str) -> Iterator[AppSupervision]:
+    """Hold a lease and give signs of life while an app works; without a `lease_location`, do neither.
 
     :param work: the work, in words.
-    :param take: takes the lease of a location.
-    :param location: path or URI; lease and progress are in `<location>.lakestream`.
-    :param properties: properties of the location's object store.
 
-    Raises the errors of `take`.
+    Raises LeaseHeld, OtherInputs.
     """
-    if location is None:
+    if config.lease_location is None:
         yield AppSupervision()
         return
-    with take(location) as lease:
-        progress = ProgressLog(location, properties)
+    with take_lease(config, spark, config.lease_location) as lease:
+        progress = ProgressLog(config.lease_location, config.store_properties)
         with ProgressReporter(spark, progress, is_idle=lambda: False) as reporter:
             reporter.begin(work)
             yield AppSupervision(progress, reporter, lease)
@@ -102,12 +94,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
 
     A lease is held if the configuration has a `lease_location`. Raises the errors of a landing, LeaseHeld, OtherInputs.
     """
-
-    def take(location: str) -> Lease:
-        return take_lease(config, spark, location)
-
-    work = f"landing {config.landing['mode']}"
-    with supervised(spark, work, take, config.lease_location, config.store_properties) as supervision:
+    with supervised(config, spark, f"landing {config.landing['mode']}") as supervision:
         started = time.monotonic()
         report = MicroBatches(config, spark, reporter=supervision.reporter).land(config.run_id or uuid.uuid4().hex)
         supervision.report(batch_progress(0, report, time.monotonic() - started))
@@ -215,10 +202,12 @@ class LandingQuery:
         self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
         self._reporter = ProgressReporter(spark, self._progress, self._is_idle)
-        self._batches = _batches_of(config, spark, self._reporter)
+        extract = config.extract
+        is_stateful = isinstance(extract, FrameConfig) and extract.is_stateful
+        self._batches = (StatefulBatches if is_stateful else MicroBatches)(config, spark, reporter=self._reporter)
         # Set once the query is to end before the next batch.
         self._ending = threading.Event()
-        # The error of a batch, for `_run` to raise.
+        # The error of a batch, for `run` to raise.
         self._error: Exception | None = None
         self._landed_batches = 0
 
@@ -228,20 +217,17 @@ class LandingQuery:
         Raises the errors of a landing, and LeaseLost; nothing uncommitted is left.
         """
         with self._reporter:
-            self._run()
-
-    def _run(self) -> None:
-        checkpoint = self._read_own_checkpoint()
-        if self._batches.catch_up(checkpoint):
             checkpoint = self._read_own_checkpoint()
-        self._query = query = self._start(checkpoint)
-        try:
-            self._watch(query)
-        finally:
-            self._batches.stop.set()
-            query.stop()
-        if self._error is not None:
-            raise self._error
+            if self._batches.catch_up(checkpoint):
+                checkpoint = self._read_own_checkpoint()
+            self._query = query = self._start(checkpoint)
+            try:
+                self._watch(query)
+            finally:
+                self._batches.stop.set()
+                query.stop()
+            if self._error is not None:
+                raise self._error
 
     def _read_own_checkpoint(self) -> QueryCheckpoint | None:
         """Return the checked checkpoint; None before the first start. Raises CheckpointDamaged, ForeignCheckpoint."""
@@ -323,7 +309,7 @@ class LandingQuery:
                 if self._ending.is_set() and self._is_idle():
                     return
         except StreamingQueryException as e:
-            # `_run` raises the kept error of a batch. After a request to end, Spark reports our `_QueryEnd` here.
+            # `run` raises the kept error of a batch. After a request to end, Spark reports our `_QueryEnd` here.
             if self._error is None and not self._ending.is_set():
                 raise query_failed(self._location, e) from e
 
@@ -334,12 +320,6 @@ class LandingQuery:
     def _is_idle(self) -> bool:
         """Return whether the query waits for records."""
         return self._query is not None and not self._query.status["isTriggerActive"]
-
-
-def _batches_of(config: AppConfig, spark: SparkSession, reporter: ProgressReporter) -> MicroBatches:
-    extract = config.extract
-    is_stateful = isinstance(extract, FrameConfig) and extract.is_stateful
-    return (StatefulBatches if is_stateful else MicroBatches)(config, spark, reporter=reporter)
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:

@@ -184,20 +184,13 @@ class StatementEngine:
         self._database = open_database(memory_limit, threads)
         # Whether the last batch had a bad record: then the next batch probably has one, too.
         self.is_troubled = False
-        if plan is None:
-            self._make_plan(sql, columns)
-        else:
+        if plan is not None:
             self._set_input(columns, plan.input)
-            self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
-            self.sifts_exactly = plan.sifts_exactly
+        # Also for another engine, in another process.
+        self.plan = plan or self._make_plan(sql, columns)
 
-    @property
-    def plan(self) -> StatementPlan:
-        """Plan for another engine, in another process."""
-        return StatementPlan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
-
-    def _make_plan(self, sql: str, columns: pa.Schema) -> None:
-        """Check the statement, find its input and output columns, and make the SQL for run, trace and sift."""
+    def _make_plan(self, sql: str, columns: pa.Schema) -> StatementPlan:
+        """Check the statement, set its input and output columns, and return the plan."""
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
@@ -209,11 +202,11 @@ class StatementEngine:
         rewriter = StatementRewriter(self._database, self.input.names, texts, hidden)
         inner = unparse(self._database, rewriter.with_row_numbers(node))
         self.columns = self._bound(inner, columns)
-        self._sql = _query([*(f"{c.expression} AS {quoted(c.field.name)}" for c in self.columns), ROW], inner)
-        self._check_plan()
-        self._tracing = self._traced(rewriter, node)
-        self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
-        self.sifts_exactly = rewriter.sift_is_exact
+        run = _query([*(f"{c.expression} AS {quoted(c.field.name)}" for c in self.columns), ROW], inner)
+        self._check_plan(run)
+        trace = self._traced(rewriter, node)
+        sift = self._sifted(rewriter, node) if trace is not None else None
+        return StatementPlan(self.input.names, run, trace, sift, rewriter.sift_is_exact)
 
     def _set_input(self, columns: pa.Schema, names: list[str]) -> None:
         self.input = pa.schema([columns.field(name) for name in names])
@@ -225,16 +218,16 @@ class StatementEngine:
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the statement's rows, with the records' numbers as the last column. Raises duckdb.Error."""
-        return self._execute(_RUN, self._sql, table)
+        return self._execute(_RUN, self.plan.run, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
         """Return the numbers of the failing records, each with the failing part of the statement: a column or WHERE.
 
         None if the statement's form does not allow tracing. Raises duckdb.Error.
         """
-        if self._tracing is None:
+        if self.plan.trace is None:
             return None
-        failing = self._execute(_TRACE, self._tracing, table)
+        failing = self._execute(_TRACE, self.plan.trace, table)
         return dict(zip(failing[ROW].to_pylist(), failing[BAD].to_pylist(), strict=True))
 
     def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
@@ -242,9 +235,9 @@ class StatementEngine:
 
         None if the statement's form does not allow sifting. Raises duckdb.Error for a failure that sifting misses.
         """
-        if self._sifting is None:
+        if self.plan.sift is None:
             return None
-        rows = self._execute(_SIFT, self._sifting, table)
+        rows = self._execute(_SIFT, self.plan.sift, table)
         suspects = rows.filter(rows[SUSPECT].is_valid())
         good = rows.filter(rows[SUSPECT].is_null()).drop_columns([SUSPECT])
         return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
@@ -278,14 +271,14 @@ class StatementEngine:
             raise InvalidArgument("sql", problem, "Give each a name of its own.")
         return [output_column(name, kind) for name, kind in described]
 
-    def _check_plan(self) -> None:
+    def _check_plan(self, sql: str) -> None:
         """Refuse a plan of DuckDB with operators beyond rows and conditions: a second check of the statement.
 
         A run without records evaluates constants, so that a constant part that fails is refused here.
         """
         try:
-            self.run(self._empty)
-            ((_, text),) = self._database.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
+            self._execute(_RUN, sql, self._empty)
+            ((_, text),) = self._database.execute(f"EXPLAIN (FORMAT JSON) {sql}").fetchall()
         except duckdb.Error as error:
             raise InvalidArgument("sql", f"it fails without any record: {error_text(error)}.") from None
         for operator in _operators(json.loads(text)):

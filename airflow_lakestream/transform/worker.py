@@ -62,10 +62,8 @@ def _find_bad(
         yield rows
     elif places := _places(engine, table):
         yield from _without(engine, table, places, {}, bad)
-    elif table.num_rows == 1:
-        bad.append(FailedRecord(table[ROW][0].as_py(), error_text(error)))
     else:
-        yield from _halves(engine, table, bad)
+        yield from _halves(engine, table, bad, error)
 
 
 def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
@@ -78,7 +76,7 @@ def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -
         if (sifted := engine.sift(table)) is None:
             return None
         good, suspects = sifted
-        if engine.sifts_exactly:
+        if engine.plan.sifts_exactly:
             engine.is_troubled = bool(suspects)
             bad += [FailedRecord(number, reason) for number, reason in suspects.items()]
             return good
@@ -136,10 +134,7 @@ def _run_or_halve(engine: StatementEngine, table: pa.Table, bad: list[FailedReco
     try:
         yield engine.run(table)
     except _RECORD_ERRORS as error:
-        if table.num_rows == 1:
-            bad.append(FailedRecord(table[ROW][0].as_py(), error_text(error)))
-        else:
-            yield from _halves(engine, table, bad)
+        yield from _halves(engine, table, bad, error)
 
 
 def _reason_of(engine: StatementEngine, record: pa.Table) -> str:
@@ -150,7 +145,13 @@ def _reason_of(engine: StatementEngine, record: pa.Table) -> str:
     return "the statement fails for this record"
 
 
-def _halves(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def _halves(
+    engine: StatementEngine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error
+) -> Iterator[pa.Table]:
+    """Run the halves of records that have failed together; a single record has failed by itself."""
+    if table.num_rows == 1:
+        bad.append(FailedRecord(table[ROW][0].as_py(), error_text(error)))
+        return
     middle = table.num_rows // 2
     yield from run(engine, table.slice(0, middle), bad)
     yield from run(engine, table.slice(middle), bad)

@@ -144,6 +144,8 @@ class LookQuestion:
     share_seconds: float | None = None
 
 
+# A part of a look: yields questions, receives the answers, returns a result.
+Step = Generator[LookQuestion, Any, Any]
 # A generator that yields questions, receives the answers and returns the verdict. It never blocks by itself.
 Looking = Generator[LookQuestion, Any, Verdict]
 
@@ -190,7 +192,7 @@ def look_now(looking: Looking) -> Verdict:
     return verdict
 
 
-def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
+def run_now(looking: Step) -> Any:
     """Run a look, or a part of a look, in this thread, and return the result.
 
     An error of an answer is raised inside the look, at the question. An error that the look does not handle is raised

@@ -7,10 +7,9 @@ the ledger has all offsets below the boundaries. A record that is written later 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile
@@ -32,12 +31,9 @@ from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.replace.takeout import added_files
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.watching.asking import LookQuestion
+from airflow_lakestream.watching.asking import LookQuestion, Step
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges
 from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
-
-# A part of a look: yields questions, receives the answers, returns a result.
-Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +152,13 @@ def begins_of(
     :param partitions: a mapping whose keys are the partitions; the values are not used.
     :param lows: by partition, the boundary at the start of the covered time; None without a covered time.
     """
-    return {p: _begin(backlog, lows or {}, p) for p in partitions}
-
-
-def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: int) -> int:
-    """Return the first offset for a single partition; see `begins_of`."""
-    origin = backlog.entry.origin
-    # A partition added after the origin was fixed begins at 0.
-    begins = [origin.get(partition, 0)] if origin else []
-    begins += [lows[partition].offset] if partition in lows else []
-    return min(begins, default=0)
+    origin, begins = backlog.entry.origin, {}
+    for p in partitions:
+        # A partition added after the origin was fixed begins at 0.
+        known = [origin.get(p, 0)] if origin else []
+        known += [lows[p].offset] if lows and p in lows else []
+        begins[p] = min(known, default=0)
+    return begins
 
 
 def _partitions_text(topic: str, partitions: tuple[int, ...]) -> str:

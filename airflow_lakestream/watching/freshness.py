@@ -21,12 +21,11 @@ from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes import LakeCapability, lake_of
 from airflow_lakestream.tables.coordinates import iso
-from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Step, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, join_reasons, span
 from airflow_lakestream.watching.completeness import (
     CompletenessQuestions,
     EventTimes,
-    Step,
     covered_part,
     measure_completeness,
 )

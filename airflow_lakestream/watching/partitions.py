@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.types import DateType
 
 from airflow_lakestream.audit.rows import UnreadableRows, check_positions
@@ -29,12 +29,11 @@ from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.coordinates import COORDINATES, is_hit, iso
-from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
+from airflow_lakestream.watching.asking import LookConnections, NotThere, Step
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, join_reasons
 from airflow_lakestream.watching.completeness import (
     CompletenessQuestions,
     EventTimes,
-    Step,
     begins_of,
     measure_completeness,
 )
@@ -85,7 +84,8 @@ def late_rows(
     if not unseen:
         return late
     try:
-        for task in _files_with(table, unseen):
+        tasks = (task for task in live_files(table) if may_hold(table.metadata, task.file, unseen))
+        for task in tasks:
             for rows in read_rows(table.metadata, table.io, task, columns=(*COORDINATES, column)):
                 new_rows = rows.filter(is_hit(rows, unseen))
                 late.update(_rows_by_start(new_rows[column], every))
@@ -94,10 +94,6 @@ def late_rows(
         raise UnreadableRows(name_of(table), e) from e
     width = every.width_ms
     return {start: rows for start, rows in late.items() if before.has((start, start + width))}
-
-
-def _files_with(table: Table, offsets: RangeSet) -> Iterator[FileScanTask]:
-    return (task for task in live_files(table) if may_hold(table.metadata, task.file, offsets))
 
 
 def _rows_by_start(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
@@ -119,7 +115,7 @@ def _rows_by_start(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, 
 
 
 # A condition of a span: yields questions, receives the answers, returns a bool.
-SpanCondition = Callable[[Interval], Generator[LookQuestion, Any, Any]]
+SpanCondition = Callable[[Interval], Step]
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.policies import choose
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import iso
-from airflow_lakestream.watching.asking import LookConnections, run_now
+from airflow_lakestream.watching.asking import LookConnections, Step, run_now
 from airflow_lakestream.watching.causes import format_ranges
-from airflow_lakestream.watching.completeness import CompletenessQuestions, Step
+from airflow_lakestream.watching.completeness import CompletenessQuestions
 from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
 

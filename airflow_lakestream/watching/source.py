@@ -21,9 +21,9 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes import LakeCapability, LakeFormat, lake_named, lake_of
 from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
-from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
+from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere, Step
 from airflow_lakestream.watching.causes import StreamCause, StreamReason
-from airflow_lakestream.watching.lag.waiting import Asking, TopicLook, backlog_of, topics_of
+from airflow_lakestream.watching.lag.waiting import TopicLook, backlog_of, topics_of
 from airflow_lakestream.watching.streams.landings import BranchHistory
 
 if TYPE_CHECKING:
@@ -106,9 +106,19 @@ def of_streams(streams: TableStreams, table: str, consumer_group: str, with_step
     """
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
-        raise NotThere(_no_ledger_text(f"table {table}", consumer_group, streams.groups()))
-    history = streams.history(consumer_group, since_ms=_since_ms(with_steps))
-    return _of_history(f"table {table}", ledger, history, with_steps)
+        known = ", ".join(streams.groups()) or "no group"
+        raise NotThere(f"consumer_group: table {table} has no ledger of {consumer_group!r}; it has ledgers of {known}.")
+    now_ms = int(time.time() * 1000)
+    history = streams.history(consumer_group, since_ms=now_ms - _STEPS_SECONDS * 1000 if with_steps else None)
+    return ConsumerProgress(
+        f"table {table}",
+        topics_of(ledger),
+        ledger=ledger,
+        newest_at=None if history.landed_ms is None else history.landed_ms / 1000,
+        # Only a rollback changes the lag: its records have to be landed again. The other reasons do not matter here.
+        reasons=tuple(reason for reason in history.reasons(now_ms) if reason.cause is StreamCause.ROLLBACK),
+        steps=tuple(_landings(history)) if with_steps else None,
+    )
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> ConsumerProgress:
@@ -160,29 +170,16 @@ def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Consumer
     return ConsumerProgress(f"consumer group {group!r}", tuple(sorted(positions)), positions, reasons=reasons)
 
 
-def _since_ms(with_steps: bool) -> int | None:
-    return int((time.time() - _STEPS_SECONDS) * 1000) if with_steps else None
-
-
-def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
-    """Return the progress by a ledger and the history of its landings."""
-    # Only a rollback changes the lag: its records have to be landed again. The other reasons do not matter here.
-    reasons = tuple(
-        reason for reason in history.reasons(int(time.time() * 1000)) if reason.cause is StreamCause.ROLLBACK
-    )
-    steps = []
-    for record in history.recent if with_steps else ():
+def _landings(history: BranchHistory) -> Iterator[PastCommit]:
+    """Yield the last landings as commits, the newest first."""
+    for record in history.recent:
         if record.landing is not None:
             offsets = {
                 partition: entry.landed.of_partition(*partition).width
                 for entry in record.landing.topics.values()
                 for partition in entry.landed.partitions
             }
-            steps.append(PastCommit(record.at_ms / 1000, record.landing.run_id, offsets))
-    newest = None if history.landed_ms is None else history.landed_ms / 1000
-    return ConsumerProgress(
-        name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None
-    )
+            yield PastCommit(record.at_ms / 1000, record.landing.run_id, offsets)
 
 
 def _reasons_of_query(location: str, properties: Mapping[str, str] | None) -> tuple[StreamReason, ...]:
@@ -210,11 +207,6 @@ def _steps(checkpoint: QueryCheckpoint) -> Iterator[PastCommit]:
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
         yield PastCommit(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
-
-
-def _no_ledger_text(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:
-    known = ", ".join(groups) or "no group"
-    return f"consumer_group: {name} has no ledger of {consumer_group!r}; it has ledgers of {known}."
 
 
 # Seconds for which looks share an opened connection. After that, changes of the connection in Airflow take effect.
@@ -266,7 +258,7 @@ class ConsumerSource:
         arguments = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topic)
         return " ".join(str(argument) for argument in (self.kafka_conn_id, *arguments) if is_given(argument))
 
-    def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Asking:
+    def read_progress(self, connections: LookConnections, *, with_steps: bool = False) -> Step:
         """Find the progress of the consumer. Returns `ConsumerProgress`.
 
         :param with_steps: whether to find the last commits, too.
@@ -289,7 +281,7 @@ class ConsumerSource:
             return of_group(state, group, self.topic)
         return (yield from self._of_table(connections, with_steps))
 
-    def _of_table(self, connections: LookConnections, with_steps: bool) -> Asking:
+    def _of_table(self, connections: LookConnections, with_steps: bool) -> Step:
         """Open the table, and find the progress by its ledger."""
         name, group = str(self.table), str(self.consumer_group)
         if LakeCapability.CATALOG in self.lake.can:
@@ -302,7 +294,7 @@ class ConsumerSource:
         key = (*place, name, group, with_steps)
         return (yield LookQuestion(key, lambda: of_streams(open_streams(), name, group, with_steps)))
 
-    def unread(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
+    def unread(self, connections: LookConnections, progress: ConsumerProgress) -> Step:
         """Find the unread offsets and the first unread record of each partition.
 
         Returns a list of `UnreadOffsets`, one for each topic. Raises the errors of `unread_ranges`.
@@ -312,7 +304,7 @@ class ConsumerSource:
             answers.append((yield from topic_look.behind_holes(ranges, lost)))
         return answers
 
-    def unread_ranges(self, connections: LookConnections, progress: ConsumerProgress) -> Asking:
+    def unread_ranges(self, connections: LookConnections, progress: ConsumerProgress) -> Step:
         """Find the unread ranges. Returns by topic a triple: `TopicLook`, unread offsets, lost offsets.
 
         The unread offsets can be read; Kafka no longer has the lost offsets. Raises NotThere if the consumer has no
@@ -358,7 +350,7 @@ def delta_streams(storage: Any, name: str) -> TableStreams:
     return streams
 
 
-def ask_table(connections: LookConnections, conn_id: str, name: str) -> Asking:
+def ask_table(connections: LookConnections, conn_id: str, name: str) -> Step:
     """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
     catalog = yield LookQuestion(("catalog", conn_id), lambda: connections.catalog(conn_id), share_seconds=OPENED)
 

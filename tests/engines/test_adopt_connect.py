@@ -164,6 +164,6 @@ def test_the_sinks_own_account_where_rows_keep_no_positions(sink: PlainSink, pro
     done = sink.adopt()
 
     assert done.decision.entry.adopted.width == 60
-    assert "events in its control topic" in " ".join(done.proved)
+    assert "events in its control topic" in " ".join(done.decision.proved)
     assert lake.land(sink.topic, schema_evolution="add").counts.written == 20
     assert_once(lake, 40)

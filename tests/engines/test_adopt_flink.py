@@ -123,8 +123,10 @@ def test_a_savepoint_that_stopped_the_job(job: PlainJob, produce: Producing, top
 
     assert json.loads(json.dumps(done.to_dict()))["not_verifiable"] == [[0, 0, 40], [1, 0, 40]]
     # Where the last checkpoints of the job had no records, its sink made no snapshots of them.
-    assert any("this one" in line or "brought no rows" in line for line in (*done.proved, *done.trusted))
-    assert "the table has 80 rows, as many as there are offsets up to the position" in done.proved
+    assert any(
+        "this one" in line or "brought no rows" in line for line in (*done.decision.proved, *done.decision.trusted)
+    )
+    assert "the table has 80 rows, as many as there are offsets up to the position" in done.decision.proved
     assert lake.land(job.topic, schema_evolution="add").counts.written == 10
     assert sorted(lake.scan()["id"].to_pylist()) == sorted(rows_of_events({0: 45, 1: 45})["id"].to_pylist())
     assert lake.audit().verdict is AuditVerdict.CLEAN

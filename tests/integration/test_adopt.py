@@ -101,7 +101,7 @@ def test_rows_with_positions_are_adopted_and_the_next_run_lands_what_they_lack(l
     assert lake.snapshots() == before
     assert look.snapshot_id is None
     assert look.decision.left.width == 4
-    assert "76 rows by partition and offset" in " ".join(look.proved)
+    assert "76 rows by partition and offset" in " ".join(look.decision.proved)
 
     done = adopt(lake, name, OwnRows())
     assert lake.snapshots() == [*before, done.snapshot_id]
@@ -177,7 +177,7 @@ def test_a_groups_offsets_where_rows_keep_no_positions(lake: Lake, name: str, to
     done = adopt(lake, name, GroupPosition(groups(lake), tool_group))
 
     assert done.decision.entry.adopted.width == 30
-    assert any("30 rows, and no column" in line for line in done.trusted)
+    assert any("30 rows, and no column" in line for line in done.decision.trusted)
     result = lake.audit()
     assert result.verdict is AuditVerdict.CLEAN
     assert f"adopted {name} from group {tool_group}" in " ".join(result.made)

@@ -118,7 +118,7 @@ def test_the_tables_own_commits_tell_where_the_sink_is(lake: Lake, name: str, sp
     lake.roll_back(snapshots[1])
     done = stream.adopt()
 
-    assert "up to batch 1" in " ".join(done.proved)
+    assert "up to batch 1" in " ".join(done.decision.proved)
     assert done.decision.entry.adopted.width == 40
     assert lake.land(name, schema_evolution="add").counts.written == 40
     assert_once(lake)
@@ -128,7 +128,7 @@ def test_a_function_of_batches_is_taken_at_the_checkpoints_word(lake: Lake, name
     stream = Stream(spark, lake, name, keeps_positions=False)
     stream.run(stream.append)
     done = stream.adopt()
-    assert any("the table's commits name no batch" in line for line in done.trusted)
+    assert any("the table's commits name no batch" in line for line in done.decision.trusted)
     assert lake.land(name, schema_evolution="add").counts.written == 0
     assert_once(lake)
 
@@ -201,6 +201,6 @@ def test_deltas_own_transactions_tell_where_its_sink_is(lake: DeltaLake, name: s
 
     done = work.write(storage, tool)
 
-    assert "up to batch 1" in " ".join(done.proved)
+    assert "up to batch 1" in " ".join(done.decision.proved)
     assert lake.land(name, schema_evolution="add").counts.written == 40
     assert_once(lake)

@@ -19,7 +19,6 @@ from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, request_stop
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
-from airflow_lakestream.spark.lease import fingerprint
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
@@ -251,7 +250,7 @@ def test_a_second_driver_and_another_topic_are_refused(
     lake: Lake, landed_run: SparkRun, topic_of: TopicOf, spark: SparkSession
 ) -> None:
     snapshots = lake.snapshots()
-    held = HeldLease.take(str(landed_run.checkpoint), fingerprint(landed_run.config()), "the other one")
+    held = HeldLease.take(str(landed_run.checkpoint), landed_run.config().fingerprint, "the other one")
     with held, pytest.raises(LeaseHeld, match="the other one"):
         landed_run.run(spark)
     other = topic_of(events(0, 0, 1))

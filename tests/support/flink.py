@@ -212,7 +212,7 @@ class FlinkLanding:
     def submit_by_hand(self, state: str) -> None:
         """Submit the stream's job from a state that nobody has checked."""
         columns = self.lake.table().schema().column_names
-        self.jobs.submit({0: 0, 1: 0}, state, lambda: list(columns))
+        self.jobs.submit({0: 0, 1: 0}, state, columns)
 
     def drop_branch(self) -> None:
         self.lake.table().manage_snapshots().remove_branch(self.configured().on_branch).commit()

@@ -138,16 +138,13 @@ class _FramedDecoder:
         return DecoderResult(no_rows(self.schema), without_id) if without_id else self.decoder.decode(batch)
 
 
+@dataclass(frozen=True)
 class _CheckedRegistry:
     """A registry limited to schemas with the encodings that a job was submitted with."""
 
-    def __init__(self, columns: Schema, registry: SchemaSource, ways: AvroEncodings) -> None:
-        self._columns = columns
-        self._registry = registry
-        self._ways = ways
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._columns, self._registry, self._ways)
+    columns: Schema
+    registry: SchemaSource
+    ways: AvroEncodings
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
         """Return no versions: a job reads a record by the record's own schema alone."""
@@ -158,9 +155,9 @@ class _CheckedRegistry:
 
         A malformed schema is returned, since its decoder reports the fault.
         """
-        schema = self._registry.schema(schema_id)
+        schema = self.registry.schema(schema_id)
         try:
-            difference = self._ways.lacks(ways_of(self._columns, [schema]))
+            difference = self.ways.lacks(ways_of(self.columns, [schema]))
         except SchemaRefused:
             return schema
         except WayRefused as refused:

@@ -86,9 +86,9 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorF
             STORE, PartHealth.NOTE, f"{text}. Delete them; without the right to delete, orphan files stay."
         )
     else:
-        yield DoctorFinding(
-            STORE, PartHealth.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted."
-        )
+        # The folder above the scratch table, or above the namespace that was made for the table.
+        folder = made.location().partition(f"/{scratch}")[0]
+        yield DoctorFinding(STORE, PartHealth.OK, f"{folder}: files can be written, read and deleted.")
 
 
 def _compare_and_set(catalog: Catalog, name: str) -> DoctorFinding:
@@ -127,11 +127,6 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
             folder.parent.rmdir()
         return folder.exists()
     return left
-
-
-def _above(location: str, scratch: str) -> str:
-    """Return the folder above the scratch table, or above the namespace that was made for the table."""
-    return location.partition(f"/{scratch}")[0]
 
 
 def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[DoctorFinding]:

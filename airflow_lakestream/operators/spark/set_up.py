@@ -37,7 +37,6 @@ from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, check_app, package_zip
 from airflow_lakestream.spark.lake_settings import catalog_packages, is_on_s3a, s3a_left_out, s3a_packages
-from airflow_lakestream.spark.lease import fingerprint, inputs_of
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.packages import check_java, check_spark, check_submitter, kafka_packages, resolve
 
@@ -86,7 +85,7 @@ def _landing(
         arguments["schema_registry"] = registry
     lake = _lake_settings(app, connections)
     config = AppConfig.parse({"app": app, "kafka": kafka.configuration(), **lake, "landing": arguments, **query})
-    return DriverConfig(config.to_dict(), fingerprint(config), inputs_of(config))
+    return DriverConfig(config.to_dict(), config.fingerprint, config.inputs)
 
 
 def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:

@@ -137,6 +137,22 @@ def _reaches(spark: SparkSession, path: str) -> bool:
         return False
 
 
+@contextmanager
+def temporary_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set a session's settings for a while, and set them back at the end."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
+
+
 _BYTES, _RECORDS = (f"spark.sql.execution.arrow.{name}PerBatch" for name in ("maxBytes", "maxRecords"))
 # Java's greatest integer means no limit.
 _WITHOUT_LIMIT = str(2**31 - 1)
@@ -158,19 +174,11 @@ def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None
     if fewest < _FEWEST_ROWS or conf.get(_BYTES, None) is not None:
         yield
         return
-    session_limit = conf.get(_RECORDS, None)
     # For Spark, None or less than one means no limit.
-    limit = int(session_limit or 0)
-    conf.set(_BYTES, _WITHOUT_LIMIT)
-    conf.set(_RECORDS, str(min(fewest, limit if limit > 0 else _MOST_ROWS)))
-    try:
+    limit = int(conf.get(_RECORDS, None) or 0)
+    most_rows = min(fewest, limit if limit > 0 else _MOST_ROWS)
+    with temporary_settings(spark, {_BYTES: _WITHOUT_LIMIT, _RECORDS: str(most_rows)}):
         yield
-    finally:
-        conf.unset(_BYTES)
-        if session_limit is None:
-            conf.unset(_RECORDS)
-        else:
-            conf.set(_RECORDS, session_limit)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -36,7 +35,7 @@ from airflow_lakestream.spark.frames.function import (
     columns_of,
     spark_schema,
 )
-from airflow_lakestream.spark.frames.readers import FrameReaders
+from airflow_lakestream.spark.frames.readers import FrameReaders, temporary_settings
 from airflow_lakestream.spark.frames.tasks import DecodeTask, ReportParam, TaskReports, reports_after, sums_of
 from airflow_lakestream.spark.kafka_settings import for_executors
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
@@ -345,7 +344,8 @@ class StatefulBatches(MicroBatches):
         """Start the query. Raises TransformRefused for a result that Spark can't land by appending."""
         from pyspark.errors import AnalysisException
 
-        with self._state_store():
+        # The query takes a copy of the session's settings.
+        with temporary_settings(self.spark, {} if self._provider is None else {PROVIDER: self._provider}):
             try:
                 return super().start(writer.outputMode("append"))
             except AnalysisException as e:
@@ -390,19 +390,3 @@ class StatefulBatches(MicroBatches):
         if first_provider is not None and first_provider != self._provider:
             problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {first_provider}."
             raise InvalidArgument("state_store", problem, "A query keeps the one that it began with.")
-
-    @contextmanager
-    def _state_store(self) -> Iterator[None]:
-        """Set the state store while a query starts: the query takes a copy of the session's settings."""
-        if self._provider is None:
-            yield
-            return
-        before = self.spark.conf.get(PROVIDER, None)
-        self.spark.conf.set(PROVIDER, self._provider)
-        try:
-            yield
-        finally:
-            if before is None:
-                self.spark.conf.unset(PROVIDER)
-            else:
-                self.spark.conf.set(PROVIDER, before)

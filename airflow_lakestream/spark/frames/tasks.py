@@ -34,7 +34,7 @@ from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.lakes import LakeFormat
 from airflow_lakestream.runtime.processes import ChildFailure
-from airflow_lakestream.spark.executors import settle
+from airflow_lakestream.spark.executors import answer_of, settle
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.design import TableDesign
 
@@ -193,12 +193,7 @@ class WriteTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all batches; yield a row with a pickled `WriteTaskResult`, or with a `ChildFailure` of our error."""
-        settle()
-        try:
-            result: WriteTaskResult | ChildFailure = self._write(batches)
-        except LakestreamError as e:
-            # If raised here, Spark would retry the task and bring back only the error's text.
-            result = ChildFailure(e)
+        result = answer_of(lambda: self._write(batches))
         yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:

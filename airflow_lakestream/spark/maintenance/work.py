@@ -30,7 +30,6 @@ from airflow_lakestream.run.maintenance.tables import SharedFolder, inside, is_m
 from airflow_lakestream.run.maintenance.upkeep import raise_failed
 from airflow_lakestream.spark import lake_settings as catalog_options
 from airflow_lakestream.spark.lake_settings import catalog_packages
-from airflow_lakestream.spark.lease import Lease, lease_for
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.stream import AppSupervision, supervised
@@ -148,14 +147,11 @@ class IcebergProcedures:
         }
         return self._call("remove_orphan_files", arguments)
 
-    @property
-    def _quoted_name(self) -> str:
-        # With the catalog's name: a namespace may have the name of a catalog.
-        return ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
-
     def _call(self, procedure: str, arguments: Mapping[str, Any]) -> int:
         """Call a procedure; return the number of rows in the result. Arguments that are None are left out."""
-        named = {"table": self._quoted_name, **arguments}
+        # With the catalog's name: a namespace may have the name of a catalog.
+        table = ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
+        named = {"table": table, **arguments}
         text = ", ".join(f"{key} => {_literal(value)}" for key, value in named.items() if value is not None)
         return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
 
@@ -276,11 +272,7 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
 
     Raises LeaseHeld, and OtherInputs if the lease's location belongs to another stream.
     """
-
-    def take(location: str) -> Lease:
-        return lease_for(config, spark, location, config.fingerprint, config.inputs)
-
-    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as supervision:
+    with supervised(config, spark, "maintaining") as supervision:
         return _maintain(config, spark, supervision)
 
 

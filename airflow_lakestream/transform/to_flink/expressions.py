@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from airflow_lakestream.transform.statement import Node, arguments_of, constant
+from airflow_lakestream.transform.statement import Node, arguments_of, constant, literal
 from airflow_lakestream.transform.to_flink.functions import (
     FORMS,
     INTEGERS,
@@ -17,7 +17,6 @@ from airflow_lakestream.transform.to_flink.functions import (
     flink_type,
     is_lost,
     is_number,
-    text,
     unlike,
     written,
 )
@@ -250,15 +249,15 @@ class ExpressionTranslator:
     def _constant(self, node: Node) -> FlinkExpression:
         kind = self._kind_of(node)
         if (string := constant(node)) is not None:
-            return FlinkExpression(text(string), "VARCHAR")
+            return FlinkExpression(literal(string), "VARCHAR")
         if kind == NULL:
             return FlinkExpression("NULL", NULL)
-        literal = node["literal"]["text"] if "literal" in node else str(node["value"]["value"])
+        value = node["literal"]["text"] if "literal" in node else str(node["value"]["value"])
         if kind == _BOOLEAN:
-            return FlinkExpression("TRUE" if literal.lower() == "true" else "FALSE", kind)
+            return FlinkExpression("TRUE" if value.lower() == "true" else "FALSE", kind)
         if not is_number(kind):
             raise NotCommon(f"a value of type {kind}", node)
-        return FlinkExpression(f"CAST({text(literal)} AS {flink_type(kind, node)})", kind)
+        return FlinkExpression(f"CAST({literal(value)} AS {flink_type(kind, node)})", kind)
 
     def _cast(self, node: Node) -> FlinkExpression:
         kind = self._kind_of(node)
@@ -381,7 +380,7 @@ class ExpressionTranslator:
         if pattern is None or "\\" in pattern:
             raise NotCommon("LIKE", node, "takes a pattern that is written out, without a backslash, on Flink")
         sign = "NOT LIKE" if name == "!~~" else "LIKE"
-        return FlinkExpression(f"({part.sql} {sign} {text(pattern)})", _BOOLEAN, part.doubts)
+        return FlinkExpression(f"({part.sql} {sign} {literal(pattern)})", _BOOLEAN, part.doubts)
 
     def _arithmetic(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
         kind = self._kind_of(node)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.statement import INPUT, Node, constant
+from airflow_lakestream.transform.statement import INPUT, Node, constant, literal
 
 ENGINES = "extract, group and spark"
 # DuckDB's names of the types that both engines have, each with Flink's name.
@@ -115,24 +115,14 @@ def flink_type(kind: str, node: Node | None = None) -> str:
     return TYPES[kind]
 
 
-def text(value: str) -> str:
-    """Return a text as an SQL literal."""
-    return "'" + value.replace("'", "''") + "'"
-
-
 def name(value: str) -> str:
     """Return a name as an identifier of Flink's SQL."""
     return "`" + value.replace("`", "``") + "`"
 
 
-def matches(sql: str, pattern: str) -> str:
-    """Return the SQL condition for a text that matches a pattern."""
-    return f"REGEXP({sql}, {text(pattern)})"
-
-
 def unlike(sql: str, pattern: str) -> str:
     """Return the SQL condition for a text that does not match a pattern; NULL for NULL."""
-    return f"(NOT {matches(sql, pattern)})"
+    return f"(NOT REGEXP({sql}, {literal(pattern)}))"
 
 
 def is_lost(sql: str, converted: str) -> str:
@@ -261,14 +251,6 @@ def fitting(takes: str, part: FlinkExpression, function: str, call: Node) -> str
     return f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
 
 
-def number_of(node: Node) -> int | None:
-    """Return the whole number of a literal, or None for a negative number, more than nine digits or another node."""
-    if node["class"] != "CONSTANT":
-        return None
-    value = node["literal"]["text"] if "literal" in node else node["value"].get("value")
-    return int(value) if re.fullmatch(r"\d{1,9}", str(value)) else None
-
-
 def _path(node: Node) -> str | None:
     """Return a JSON path as a literal of Flink's SQL, or None if Flink does not have the path."""
     path = constant(node)
@@ -277,7 +259,7 @@ def _path(node: Node) -> str | None:
     steps = list(_PATH.finditer(path, 1))
     if "".join(step[0] for step in steps) != path[1:]:
         return None
-    return text("$" + "".join(f"[{step[3]}]" if step[3] else f"['{step[1] or step[2]}']" for step in steps))
+    return literal("$" + "".join(f"[{step[3]}]" if step[3] else f"['{step[1] or step[2]}']" for step in steps))
 
 
 def _pattern(node: Node) -> str | None:
@@ -285,16 +267,20 @@ def _pattern(node: Node) -> str | None:
     pattern = constant(node)
     if pattern is None or not _PORTABLE.fullmatch(pattern) or "(?" in pattern.replace("(?:", ""):
         return None
-    return text(pattern)
+    return literal(pattern)
 
 
 def _nonempty_text(node: Node) -> str | None:
     string = constant(node)
-    return text(string) if string else None
+    return literal(string) if string else None
 
 
 def _count(node: Node) -> str | None:
-    count = number_of(node)
+    """Return the whole number of a literal, or None for 0, a negative number, more than nine digits or another node."""
+    if node["class"] != "CONSTANT":
+        return None
+    value = node["literal"]["text"] if "literal" in node else node["value"].get("value")
+    count = int(value) if re.fullmatch(r"\d{1,9}", str(value)) else 0
     return str(count) if count else None
 
 
@@ -311,7 +297,7 @@ def _format(node: Node) -> str | None:
     parts = re.findall(r"%.|[^%A-Za-z']+", written_format)
     if "".join(parts) != written_format or any(part[0] == "%" and part not in _FORMATS for part in parts):
         return None
-    return text("".join(_FORMATS.get(part, part) for part in parts))
+    return literal("".join(_FORMATS.get(part, part) for part in parts))
 
 
 def _zone(node: Node) -> str | None:

@@ -19,7 +19,7 @@ from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import INPUT, METADATA, Node, StatementChecker, ctes, quoted, with_input
 from airflow_lakestream.transform.to_flink.expressions import ExpressionTranslator
-from airflow_lakestream.transform.to_flink.functions import TYPES, FlinkExpression, NotCommon, digits_of, name, text
+from airflow_lakestream.transform.to_flink.functions import TYPES, FlinkExpression, NotCommon, digits_of, name
 
 SOURCE = "source"
 POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
@@ -30,7 +30,7 @@ _NO_TIME = (
     "TIMESTAMP '9999-12-31 23:59:59')"
 )
 # The condition for a text with the character by which a decoder replaces invalid UTF-8.
-_NO_TEXT = "(POSITION(" + text("\ufffd") + " IN {0}) > 0)"
+_NO_TEXT = "(POSITION('\ufffd' IN {0}) > 0)"
 _NOT_IN_FLINK = ("headers", "_kafka_headers", "_kafka_key")
 
 

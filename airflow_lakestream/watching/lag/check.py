@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.policies import MissingPolicy, is_given
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, NotThere, Verdict
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, NotThere, Step, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.lag.waiting import UnreadOffsets, reasons_lost, reasons_unknown
 from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource
@@ -209,10 +209,6 @@ class LagCheck(ConsumerSource):
         for topic_look, ranges, lost in (yield from self.unread_ranges(connections, progress)):
             unread.append((yield from topic_look.waiting(ranges, lost, before_ms)))
         return ConsumerLag(progress, unread, now).judge(self.limits, fail=self.fail_when_behind)
-
-
-# A part of a look: yields questions, receives the answers, returns a result.
-Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

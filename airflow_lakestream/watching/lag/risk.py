@@ -13,9 +13,9 @@ from typing import Any
 from airflow_lakestream.config.settings import SettingField
 from airflow_lakestream.core.policies import MissingPolicy, is_given, seconds
 from airflow_lakestream.kafka.watch import TopicRetention
-from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Step, Verdict
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
-from airflow_lakestream.watching.lag.waiting import Asking, UnreadOffsets, reasons_lost
+from airflow_lakestream.watching.lag.waiting import UnreadOffsets, reasons_lost
 from airflow_lakestream.watching.source import ConsumerProgress, ConsumerSource, ask_kafka
 
 # In the last quarter of the wanted time no rate is trusted: a consumer may stop at any moment.
@@ -243,7 +243,7 @@ class RiskCheck(ConsumerSource):
             partitions += partition_risks(topic, settings, progress, every, now)
         return RetentionRisk(progress, unread, partitions, every).judge(self.min_time_left, self.watch_for, waited)
 
-    def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
+    def _settings(self, connections: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Step:
         """Return the `TopicSettings` of a topic, by two questions to Kafka."""
         watch = yield ask_kafka(connections, self.kafka_conn_id)
         state = unread.state

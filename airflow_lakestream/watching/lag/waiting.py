@@ -9,9 +9,8 @@ are read. A record dated in the future counts as just arrived. A record without 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from airflow_lakestream.core.landing.plan import TopicState, check_identity, check_log
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
@@ -19,7 +18,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import at_most_offsets
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
-from airflow_lakestream.watching.asking import LookQuestion
+from airflow_lakestream.watching.asking import LookQuestion, Step
 from airflow_lakestream.watching.causes import StreamCause, StreamReason, format_ranges, partitions_text, span
 
 
@@ -90,9 +89,6 @@ MOST_READ = 100_000
 MOST_BYTES = 256 * 2**20
 _MOST_HOLES = 5  # most holes in a row that are skipped at the beginning of the unread offsets
 
-# A part of a look: yields questions, receives the answers, returns a result.
-Asking = Generator[LookQuestion, Any, Any]
-
 
 @dataclass(frozen=True)
 class UnreadOffsets:
@@ -152,7 +148,7 @@ class TopicLook:
     watch: KafkaWatch
     state: TopicState
 
-    def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Asking:
+    def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Step:
         """Find the first unread records. Returns `UnreadOffsets` with the timestamps of these records as `oldest`.
 
         Holes in the log (markers and aborted records) do not count as lag. Holes in front of a partition's first unread
@@ -187,7 +183,7 @@ class TopicLook:
         firsts = {p: first for p, first in firsts.items() if first.offset == begins.get(p)}
         return UnreadOffsets(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
 
-    def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
+    def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Step:
         """Find the unread and the overdue offsets. Returns `UnreadOffsets`.
 
         A partition with too many records or bytes to read is `unknown`, unless its first unread records prove that
@@ -228,7 +224,7 @@ class TopicLook:
                 overdue |= unread.ranges & RangeSet.of(topic, p, sample.offset, sample.offset + 1)
         return replace(unread, oldest=oldest, overdue=overdue, unknown=unknown)
 
-    def _samples(self, unread: UnreadOffsets, partitions: Collection[int]) -> Asking:
+    def _samples(self, unread: UnreadOffsets, partitions: Collection[int]) -> Step:
         """Find the records in the middle and at the end of the unread offsets. Returns pairs: partition, record."""
         topic = self.state.identity.topic
         intervals = {p: unread.ranges.intervals(topic, p) for p in partitions}
@@ -240,7 +236,7 @@ class TopicLook:
             samples += [(p, record) for p, record in records.items() if record is not None]
         return samples
 
-    def _overdue_below(self, unread: UnreadOffsets, partitions: list[int], before_ms: int | None) -> Asking:
+    def _overdue_below(self, unread: UnreadOffsets, partitions: list[int], before_ms: int | None) -> Step:
         """Find the overdue offsets of partitions whose first unread record is overdue.
 
         Unread offsets below the log's first record with a timestamp at or after `before_ms` are overdue. If this record

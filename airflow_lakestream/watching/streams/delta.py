@@ -18,7 +18,7 @@ from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.protocol import Action, info_of, read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.upkeep.file_use import FileUse
-from airflow_lakestream.watching.streams.landing_events import EventCommit, LandingEvent, NewLandings, event_of
+from airflow_lakestream.watching.streams.landing_events import LandingEvent, NewLandings, event_of
 from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
 
 MOST_RECENT = 50  # most landings that are read for a time; each is a small file of the log
@@ -147,10 +147,10 @@ def landings_after(
         if group_and_landing is not None and consumer_group in (None, group_and_landing[0]):
             changes = json.loads(info.get(ledger_store.SCHEMA_CHANGES, "[]"))
             at_ms = int(info.get("timestamp", 0))
-            commit = EventCommit(
-                table=head.table, snapshot_id=version, sequence=version + 1, at_ms=at_ms, schema_changes=changes
+            event = event_of(
+                _cursor(head, version), *group_and_landing, table=head.table, at_ms=at_ms, schema_changes=changes
             )
-            events.append(event_of(_cursor(head, version), commit, *group_and_landing))
+            events.append(event)
     if is_cut and events:
         events[-1] = replace(events[-1], event={**events[-1].event, "earlier_expired": True})
     return NewLandings(tuple(reversed(events)), _cursor(head, head.version))

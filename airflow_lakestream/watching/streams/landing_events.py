@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.table import Table
@@ -42,38 +42,35 @@ class NewLandings:
     head: EventCursor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventCommit:
-    """Facts of a landing's commit for an event; `at_ms` is its time in milliseconds since the epoch."""
-
-    table: str
-    snapshot_id: int
-    sequence: int
-    at_ms: int
-    schema_changes: Sequence[str] = field(default_factory=list)
-
-
 def event_of(
-    cursor: EventCursor, commit: EventCommit, group: str, landing: Landing, *, is_cut: bool = False
+    cursor: EventCursor,
+    group: str,
+    landing: Landing,
+    *,
+    table: str,
+    at_ms: int,
+    schema_changes: Sequence[str],
+    is_cut: bool = False,
 ) -> LandingEvent:
     """Return the event of a landing; see docs/events.md.
 
     `complete_through` is None here: only a look at Kafka can set it.
 
-    :param cursor: the cursor after this landing.
+    :param cursor: the cursor after this landing, with the sequence number and the id of its snapshot.
+    :param at_ms: time of the landing's commit, in milliseconds since the epoch.
     :param is_cut: whether earlier landings may have expired without an event.
     """
     covered = sorted({part for entry in landing.topics.values() for part in entry.covered})
     event = {
-        "table": commit.table,
+        "table": table,
         "consumer_group": group,
         "landing_id": landing.landing_id,
         "run_id": landing.run_id,
         "engine": None if landing.engine is None else LandingEngine(landing.engine).value,
-        "sequence": commit.sequence,
+        "sequence": cursor.sequence,
         # As text: browsers round 64-bit numbers.
-        "snapshot_id": str(commit.snapshot_id),
-        "at": iso(commit.at_ms),
+        "snapshot_id": str(cursor.snapshot_id),
+        "at": iso(at_ms),
         "rows": landing.rows,
         "rejected": landing.counts.rejected,
         "ranges": _by_topic(
@@ -83,7 +80,7 @@ def event_of(
         "replaces": any(entry.replaced for entry in landing.topics.values()),
         "covered": [[iso(start), iso(end)] for start, end in covered],
         "complete_through": None,
-        "schema_changes": list(commit.schema_changes),
+        "schema_changes": list(schema_changes),
         "earlier_expired": is_cut,
     }
     return LandingEvent(cursor, event, max((end for _, end in covered), default=None))
@@ -112,15 +109,15 @@ def landings_after(table: Table, name: str, cursor: EventCursor, consumer_group:
             continue
         snapshot = metadata.snapshot_by_id(facts_of_snapshot.snapshot_id)
         assert snapshot is not None, "its facts come from the same metadata"
-        event_cursor = EventCursor(facts_of_snapshot.sequence_number, facts_of_snapshot.snapshot_id, table_id)
-        commit = EventCommit(
+        event = event_of(
+            EventCursor(facts_of_snapshot.sequence_number, facts_of_snapshot.snapshot_id, table_id),
+            *pair,
             table=name,
-            snapshot_id=facts_of_snapshot.snapshot_id,
-            sequence=facts_of_snapshot.sequence_number,
             at_ms=snapshot.timestamp_ms,
             schema_changes=changes_in(snapshot),
+            is_cut=history.is_cut and not events,
         )
-        events.append(event_of(event_cursor, commit, *pair, is_cut=history.is_cut and not events))
+        events.append(event)
     return NewLandings(tuple(events), head_cursor(facts, table_id) if history.leads_on else None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,7 @@ from airflow_lakestream.watching.asking import (
     LookOutcome,
     LookQuestion,
     NotThere,
+    Step,
     look_safely,
     make_check,
     run_now,
@@ -231,10 +232,6 @@ def _problem_of(error: Exception, state_errors: tuple[type[Exception], ...] = ()
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     # A topic that was deleted and created again has an entry for each topic id.
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
-
-
-# A part of a look: yields questions, receives the answers, returns a result.
-Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from airflow_lakestream.connect.client import (
     TaskStatus,
 )
 from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused, complete_config
-from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, SinkPublisher
+from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
 from airflow_lakestream.connect.driving import ConnectorSetup, ConnectorSupervision, stop_connector
+from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.publishing.refusals import (
     LandedAhead,
@@ -165,7 +166,7 @@ def applying(
             raise LandedAhead("a.b", "g", RangeSet.of("orders", 0, 8, 9))
         return LEDGER_END
 
-    publisher = cast(SinkPublisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_again=begin_again))
+    publisher = cast(BranchPublisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_again=begin_again))
     return ConnectorSetup(wanted or spec(), model.client(), model.groups(), publisher, publish, lambda _: None)
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from airflow_lakestream.driver import driver_folder
 from airflow_lakestream.driver.driver_folder import DriverFolder, StoreOverwrites
-from airflow_lakestream.driver.driving import DriverSubmissions
+from airflow_lakestream.driver.driving import DriverSubmissions, StreamSpec
 from airflow_lakestream.driver.lease import HeldLease, read_lease
+from airflow_lakestream.driver.supervisor import SupervisionLimits
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.stores.folders import LocalFolder
 
@@ -31,9 +32,9 @@ def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path, monkeypatc
     assert read_lease(place) is None
 
     # The operator finds out before it launches a driver.
-    submissions = DriverSubmissions(place, "f", {}, 60)
+    submissions = DriverSubmissions(StreamSpec(place, "f", {}, SupervisionLimits(), 1.0, "a test"))
     with pytest.raises(StoreOverwrites):
-        submissions.claim(submissions.find(), "a test")
+        submissions.claim(submissions.find())
     assert submissions.find().attempt == 0
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.lease import fingerprint, inputs_of
 
 CONFIG = AppConfig(
     app="kafka_to_iceberg",
@@ -27,7 +26,7 @@ CONFIG = AppConfig(
 
 
 def test_a_checkpoint_belongs_to_app_topic_table_and_group() -> None:
-    assert inputs_of(CONFIG) == {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", "group": "g"}
+    assert CONFIG.inputs == {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", "group": "g"}
 
 
 def test_new_passwords_and_another_submitter_are_the_same_stream() -> None:
@@ -38,7 +37,7 @@ def test_new_passwords_and_another_submitter_are_the_same_stream() -> None:
         landing={**CONFIG.landing, "schema_registry": RegistryConfig("http://r", username="u", password="two")},
         owner="two",
     )
-    assert fingerprint(other) == fingerprint(CONFIG)
+    assert other.fingerprint == CONFIG.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -56,4 +55,4 @@ def test_new_passwords_and_another_submitter_are_the_same_stream() -> None:
     ],
 )
 def test_whatever_changes_what_lands_is_another_stream(change: dict) -> None:
-    assert fingerprint(replace(CONFIG, **change)) != fingerprint(CONFIG)
+    assert replace(CONFIG, **change).fingerprint != CONFIG.fingerprint
