@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow.providers.common.compat.sdk import TaskDeferred
 
@@ -19,7 +19,6 @@ from airflow_lakestream.operators.sql_template import SqlRendering
 if TYPE_CHECKING:
     from airflow_lakestream.driver.supervisor import StreamSupervisor
     from airflow_lakestream.lineage.facts import LineageFacts
-    from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 
 def is_lineage_enabled() -> bool:
@@ -74,6 +73,22 @@ class LineageReporting:
         return self.get_openlineage_facets_on_complete(task_instance)
 
 
+class DriverLineage(Protocol):
+    """Operator of a driver, as far as the lineage of its stream needs."""
+
+    def keep_facts(self, facts: LineageFacts | None) -> None:
+        """Keep the facts of the try until the listener asks."""
+
+    def rows_statement(self) -> str | None:
+        """Return the SQL of the rows, or None without SQL."""
+
+    def column_sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Return by column of the table the topic's fields in the column, as far as known."""
+
+    def stream_names(self) -> Mapping[str, Any]:
+        """Return `topic`, `table` and `consumer_group` as far as known."""
+
+
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +96,7 @@ class LineageKeeping(AbstractContextManager[None]):
     """Context that keeps the facts of the try at its end, even after an error, if OpenLineage is enabled."""
 
     # A class and not a generator: contextlib would restore the whole traceback of an error that is raised again.
-    def __init__(self, operator: SupervisedOperator, supervisor: StreamSupervisor) -> None:
+    def __init__(self, operator: DriverLineage, supervisor: StreamSupervisor) -> None:
         self._operator = operator
         self._supervisor = supervisor
         self._before: Mapping[str, Any] | None = None
@@ -100,7 +115,7 @@ class LineageKeeping(AbstractContextManager[None]):
 
 
 def facts_of(
-    operator: SupervisedOperator, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
+    operator: DriverLineage, supervisor: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
 ) -> LineageFacts | None:
     """Return the facts about the landings since `before`; None after an error, which is logged, or without Kafka.
 
@@ -133,7 +148,7 @@ def facts_of(
         return None
 
 
-def _add_tables(operator: SupervisedOperator, facts: LineageFacts) -> None:
+def _add_tables(operator: DriverLineage, facts: LineageFacts) -> None:
     """Add the columns and snapshots of the written tables to the facts, as far as their lakes answer."""
     from airflow_lakestream.hooks.places import open_tables
     from airflow_lakestream.lineage.looking import look_at_tables
