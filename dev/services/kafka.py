@@ -139,7 +139,7 @@ def _start_once(folder: ServiceFolder, setup: Setup, ports: Ports) -> Kafka:
         certifying = beside.submit(_write_certificate, folder, jdk, store_password)
         _format(folder, java, password)
         certificate = certifying.result()
-    command = [*java, "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "kafka.Kafka", str(folder.path / "server.properties")]
+    command = [*java, "-Xms256m", "-Xmx1g", "-XX:+UseG1GC", "kafka.Kafka", str(folder.path / "server.properties")]
     leash = folder.start(command, setup.owner, clean_environment(drop=("KAFKA_",)))
     kafka = Kafka(
         bootstrap=ports.bootstrap,
