@@ -273,7 +273,7 @@ class SparkReaders:
         context.environment = executors.ENVIRONMENT | context.environment
         try:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
-        except Exception as e:  # any error of Spark and of its bridge to the JVM
+        except Exception as e:  # errors of Spark and Py4J have no common base; each is raised again by name
             if job.stop.is_set():
                 raise Stopped from e
             raise SparkReadFailed(job.table, union(share.ranges for share in shares), cause_of(e)) from e
@@ -346,7 +346,7 @@ class ExecutorMergePool:
         try:
             # Spark broadcasts the works to all tasks if they are large.
             answers = context.parallelize(items, tasks).map(_MergeTask([work.do for work in works])).collect()
-        except Exception as e:  # any error of Spark and of its bridge to the JVM
+        except Exception as e:  # errors of Spark and Py4J have no common base; each is raised again by name
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e

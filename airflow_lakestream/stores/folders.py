@@ -198,6 +198,7 @@ class _FsspecFolder:
         return None
 
     def modified(self, path: str) -> float | None:
+        # Some file systems of fsspec keep no times: the time is then unknown, as that of a missing file.
         with suppress(FileNotFoundError, NotImplementedError):
             return float(self._fs.modified(f"{self._path}/{path}").timestamp())
         return None

@@ -1,4 +1,4 @@
-"""What tables by key cost: plain records and histories beside the events of a database, and beside dlt and PyIceberg.
+"""Costs of merges into tables by key: plain records and histories, next to events of a database, dlt and PyIceberg.
 
 As executors and the driver do it, without Kafka and Spark. By itself: `make bench ONLY=keys`.
 """

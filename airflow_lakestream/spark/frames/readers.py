@@ -330,7 +330,7 @@ class FrameReaders(SparkReaders):
         try:
             with counted_batches(self.spark, staged):
                 rows = result.mapInArrow(writing.__call__, RESULT).collect()
-        except Exception as e:  # any error of Spark and of its bridge to the JVM
+        except Exception as e:  # errors of Spark and Py4J have no common base; each is raised again by name
             if job.stop.is_set():
                 raise Stopped from e
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e

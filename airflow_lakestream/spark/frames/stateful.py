@@ -369,7 +369,7 @@ class StatefulBatches(MicroBatches):
             self.readers.finish(ranges)
         except LakestreamError:
             raise
-        except Exception as e:  # any error of Spark and of its bridge to the JVM
+        except Exception as e:  # errors of Spark and Py4J have no common base; each is raised again by name
             raise query_failed(str(self.config.checkpoint_location), e) from e
         return report
 

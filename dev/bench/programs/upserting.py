@@ -39,12 +39,12 @@ def main() -> None:
         newest = {key: json.loads(value) for key, value in part if value is not None}
         batches.append(pa.Table.from_pylist(list(newest.values()), of_json).cast(first.schema))
     upsert, count = (_with_pyiceberg if args.by == "pyiceberg" else _with_dlt)(args.folder, first)
-    told = []
+    measured = []
     for batch in batches:
         with Work() as work:
             upsert(batch)
-        told.append(work.told())
-    write_result(args.result, {"batches": told, "rows": count()})
+        measured.append(work.told())
+    write_result(args.result, {"batches": measured, "rows": count()})
 
 
 Merge = tuple[Callable[[pa.Table], object], Callable[[], int]]
