@@ -24,6 +24,7 @@ from dev.bench.lab import Installation, Lab
 from dev.bench.lake import NAMESPACE, new_lake
 from dev.bench.peers import resolve_peer
 from dev.bench.process_tree import run_measured
+from dev.bench.programs.measured import BATCH
 from dev.bench.results import Sample
 from dev.bench.rows import Row
 from dev.progress import Clock
@@ -193,7 +194,7 @@ def merge(source: Path, changes: int, rows: int = 1_000_000) -> tuple[float, ...
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         _run(source, "mirroring", *words, "--changes", str(changes), "--batches", "7", own=True)
         batches = json.loads(result.read_text())["batches"][1:]
-    return (statistics.median(batch["whole batch"][1] for batch in batches),)
+    return (statistics.median(batch[BATCH][1] for batch in batches),)
 
 
 PROGRAMS: Mapping[str, Sequence[Program]] = {

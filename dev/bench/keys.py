@@ -5,7 +5,6 @@ As executors and the driver do it, without Kafka and Spark. By itself: `make ben
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dev.bench.figures import Figure
 from dev.bench.lab import Installation
 from dev.bench.lake import NAMESPACE
-from dev.bench.peers.dlt import INSTALLED
+from dev.bench.peers.dlt import INSTALLED, environment
+from dev.bench.programs.measured import BATCH
 
 if TYPE_CHECKING:
     from dev.bench.lab import Lab
@@ -73,13 +73,9 @@ def _cpu(
     """Return the median CPU seconds of a merge by a program."""
     lab.say(f"{', '.join(options.values())}: {changes:,} changes of {rows:,} rows")
     with lab.lake("keys") as lake:
-        arguments = {"folder": lake.folder, "rows": rows, "changes": changes, "batches": batches, **options}
-        arguments |= {"table": f"{NAMESPACE}.orders"} if program == "mirroring" else {}
-        env = {**os.environ, "RUNTIME__DLTHUB_TELEMETRY": "false", "DLT_DATA_DIR": str(lake.folder / "home")}
-        measured, _ = lab.run_program(program, arguments, env, where, timeout=3600)
+        arguments = {"folder": lake.folder, "table": f"{NAMESPACE}.orders", "rows": rows}
+        arguments |= {"changes": changes, "batches": batches, **options}
+        measured, _ = lab.run_program(program, arguments, environment(lake), where, timeout=3600)
     if measured["rows"] < rows:
         raise AssertionError(f"{options}: {measured['rows']:,} rows of {rows:,} are left")
-    times = [
-        batch["whole batch"][1] if program == "mirroring" else batch["cpu_seconds"] for batch in measured["batches"]
-    ]
-    return statistics.median(times[1:])
+    return statistics.median(batch[BATCH][1] for batch in measured["batches"][1:])

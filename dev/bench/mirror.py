@@ -17,6 +17,7 @@ from pathlib import Path
 from dev.bench.figures import Figure
 from dev.bench.lake import NAMESPACE, new_lake
 from dev.bench.process_tree import run_measured
+from dev.bench.programs.measured import BATCH
 from dev.service import CHECKOUT
 
 ROWS = 5_000_000
@@ -48,7 +49,7 @@ def _measure(folder: Path, case: str, rows: int, changes: int, *, recent: bool) 
         done = run_measured(command, {**os.environ, "PYTHONPATH": str(CHECKOUT)}, timeout=3600)
         measured = json.loads(result.read_text())
     batches = measured["batches"][1:]
-    rate = CORES * changes / statistics.median(batch["whole batch"][1] for batch in batches)
+    rate = CORES * changes / statistics.median(batch[BATCH][1] for batch in batches)
     yield Figure(case, "changes/s by CPU of 2 cores", rate, "changes/s", f">= {WANTED:,}", rate >= WANTED)
     for phase in batches[-1]:
         wall, cpu = (statistics.median(batch.get(phase, (0, 0))[side] for batch in batches) for side in (0, 1))

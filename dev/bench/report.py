@@ -11,6 +11,7 @@ from pathlib import Path
 from dev.bench.bounds import by_row, undisturbed, verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import PEERS_PYTHON
+from dev.bench.programs.measured import BATCH
 from dev.bench.results import LATEST, Results
 from dev.bench.rows import ROWS
 from dev.bench.summary import markdown
@@ -168,7 +169,7 @@ def _figures(figures: Sequence[Figure], *, is_for_users: bool = False) -> str:
 def _without_steps(figures: Sequence[Figure]) -> list[Figure]:
     """Leave out the steps of a batch, each of which has a figure of its CPU, and keep the whole batch."""
     steps = {(one.case, one.metric.removesuffix(": CPU")) for one in figures if one.metric.endswith(": CPU")}
-    kept = "whole batch"
+    kept = BATCH
     return [
         one for one in figures if (name := one.metric.removesuffix(": CPU")) == kept or (one.case, name) not in steps
     ]

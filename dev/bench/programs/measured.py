@@ -17,6 +17,9 @@ from typing import Any
 
 from dev.bench.process_tree import cpu_of_tree
 
+# The name of a batch's seconds and CPU seconds, among those of its steps.
+BATCH = "whole batch"
+
 
 class Work:
     """`with Work() as work:` around what is measured."""

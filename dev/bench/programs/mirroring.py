@@ -33,7 +33,7 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from dev.bench.lake import Lake
-from dev.bench.programs.measured import Work, write_result
+from dev.bench.programs.measured import BATCH, Work, write_result
 from dev.bench.shop import changes, orders, records
 
 # So many rows of the first state are written in one commit.
@@ -42,7 +42,7 @@ _AT_ONCE = 500_000
 _RECORDS = 20_000
 _IDENTITY = TopicIdentity("shop.public.orders", "topic-id", "cluster-id")
 Take = Callable[..., Mapping[str, Any]]
-BATCH, DECODE = "whole batch", "decode (executors)"
+DECODE = "decode (executors)"
 # Arguments of the mirror, by the kind of table.
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "events": {},

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import StaticTable
 
-from dev.bench.programs.measured import Work, write_result
+from dev.bench.programs.measured import BATCH, Work, write_result
 from dev.bench.shop import orders, records
 
 
@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--table", required=True)
     parser.add_argument("--by", choices=("pyiceberg", "dlt"), required=True)
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--changes", type=int, required=True)
@@ -38,45 +39,46 @@ def main() -> None:
         # Both refuse, or double, a key that is twice in a batch.
         newest = {key: json.loads(value) for key, value in part if value is not None}
         batches.append(pa.Table.from_pylist(list(newest.values()), of_json).cast(first.schema))
-    upsert, count = (_with_pyiceberg if args.by == "pyiceberg" else _with_dlt)(args.folder, first)
+    upsert, count = (_with_pyiceberg if args.by == "pyiceberg" else _with_dlt)(args.folder, args.table, first)
     measured = []
     for batch in batches:
         with Work() as work:
             upsert(batch)
-        measured.append(work.told())
+        measured.append({BATCH: [work.seconds, work.cpu_seconds]})
     write_result(args.result, {"batches": measured, "rows": count()})
 
 
 Merge = tuple[Callable[[pa.Table], object], Callable[[], int]]
 
 
-def _with_pyiceberg(folder: Path, first: pa.Table) -> Merge:
+def _with_pyiceberg(folder: Path, name: str, first: pa.Table) -> Merge:
     catalog = SqlCatalog("peer", uri=f"sqlite:///{folder}/peer.db", warehouse=f"file://{folder}/peer")
-    catalog.create_namespace("bench")
-    table = catalog.create_table("bench.orders", first.schema)
+    catalog.create_namespace(name.partition(".")[0])
+    table = catalog.create_table(name, first.schema)
     table.append(first)
 
     def upsert(batch: pa.Table) -> None:
         table.upsert(batch, join_cols=["id"])
 
-    return upsert, lambda: len(catalog.load_table("bench.orders").scan().to_arrow())
+    return upsert, lambda: len(catalog.load_table(name).scan().to_arrow())
 
 
-def _with_dlt(folder: Path, first: pa.Table) -> Merge:
+def _with_dlt(folder: Path, name: str, first: pa.Table) -> Merge:
     import dlt
     from dlt.destinations import filesystem
 
+    dataset, _, table = name.partition(".")
     pipeline = dlt.pipeline(
         "bench",
         pipelines_dir=str(folder / "pipelines"),
         destination=filesystem(bucket_url=f"file://{folder}/dlt"),
-        dataset_name="bench",
+        dataset_name=dataset,
     )
 
     def upsert(batch: pa.Table) -> None:
         resource = dlt.resource(
             batch,
-            name="orders",
+            name=table,
             table_format="iceberg",
             primary_key="id",
             write_disposition={"disposition": "merge", "strategy": "upsert"},
@@ -84,7 +86,7 @@ def _with_dlt(folder: Path, first: pa.Table) -> Merge:
         pipeline.run(resource).raise_on_failed_jobs()
 
     upsert(first)
-    return upsert, lambda: len(table_in(folder / "dlt" / "bench" / "orders").scan().to_arrow())
+    return upsert, lambda: len(table_in(folder / "dlt" / dataset / table).scan().to_arrow())
 
 
 def table_in(folder: Path) -> StaticTable:
